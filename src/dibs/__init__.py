@@ -1,0 +1,1 @@
+"""dibs: a durable task queue."""

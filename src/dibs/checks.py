@@ -1,0 +1,306 @@
+"""The one place that says what input is acceptable. Every check raises an `InvalidInput` that tells what to do.
+
+Called by :class:`dibs.stores.protocol.Store` before anything reaches a transaction, so that no store checks again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from msgspec import Struct
+
+from dibs.codec import check_codec_name
+from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
+from dibs.ids import ID_BYTES, key_digest, slot_of
+from dibs.task import (
+    BATCH_MAX,
+    DELAY_HORIZON_S,
+    LEASE_MAX_S,
+    LEASE_MIN_S,
+    MAX_ATTEMPTS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    ByKey,
+    Heartbeat,
+    Kind,
+    NewTask,
+    QueueConfig,
+    Settlement,
+    TaskRef,
+    WorkerInfo,
+)
+
+NAME_MAX_BYTES = 128
+KEY_MAX_BYTES = 512
+TEXT_MAX_CHARS = 200
+ERROR_TEXT_MAX_CHARS = 64 * 1024
+WAIT_MAX_S = 3600.0
+TTL_MAX_S = 10 * 366 * 86_400.0
+TIMEOUT_MAX_S = 7 * 86_400.0
+LIMIT_COST_MAX = 1_000_000
+COMMANDS_MAX = 100
+TOKEN_BYTES = 16
+RUN_AT_MAX_MS = 1 << 46
+"""Year 4199: far past the delay horizon of any clock that is roughly right."""
+
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_PLAIN_TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
+
+
+class Limits(Struct, frozen=True):
+    """How large one payload and one result may be."""
+
+    payload_max_bytes: int = 1 << 20
+    result_max_bytes: int = 1 << 20
+
+
+@lru_cache(maxsize=4096)
+def check_tenant(name: str) -> None:
+    """A tenant is 1 to 64 of ``a-z 0-9 . _ -``, starting with a letter or digit."""
+    if not isinstance(name, str) or not _TENANT.fullmatch(name):
+        raise InvalidName(f"{_short(name)} is not a tenant: use 1 to 64 of a-z 0-9 . _ -, starting with a-z or 0-9")
+
+
+@lru_cache(maxsize=4096)
+def check_command(name: str) -> None:
+    """A command is 1 to 128 of ``A-Z a-z 0-9 . _ -``, starting with a letter, digit or underscore."""
+    if not isinstance(name, str) or not _COMMAND.fullmatch(name):
+        raise InvalidName(
+            f"{_short(name)} is not a command: use 1 to 128 of A-Z a-z 0-9 . _ -, starting with a letter, digit or _"
+        )
+
+
+def check_commands(commands: Sequence[str]) -> None:
+    """A claim names 1 to 100 different commands."""
+    if isinstance(commands, str) or not 1 <= len(commands) <= COMMANDS_MAX or len(set(commands)) != len(commands):
+        raise InvalidOption(f"a claim takes a list of 1 to {COMMANDS_MAX} different commands, not {_short(commands)}")
+    for command in commands:
+        check_command(command)
+
+
+@lru_cache(maxsize=4096)
+def check_label(what: str, name: str) -> None:
+    """Worker, reader and load names are printable and at most 128 bytes."""
+    if not isinstance(name, str) or not name or not _PLAIN_TEXT.fullmatch(name):
+        raise InvalidName(f"{_short(name)} is not a {what} name: use printable text without control characters")
+    if len(_encoded(what, name)) > NAME_MAX_BYTES:
+        raise InvalidName(f"the {what} name {_short(name)} is over {NAME_MAX_BYTES} bytes: shorten it")
+
+
+def check_key(key: str) -> None:
+    """A deduplication key is text of 1 to 512 bytes."""
+    if not isinstance(key, str) or not key:
+        raise InvalidName(f"{_short(key)} is not a key: use non-empty text")
+    if len(_encoded("key", key)) > KEY_MAX_BYTES:
+        raise InvalidName(f"the key {_short(key)} is over {KEY_MAX_BYTES} bytes: use a digest of it")
+
+
+def check_id(task_id: bytes) -> None:
+    """An id is 16 bytes, as `new_id` mints them."""
+    if type(task_id) is not bytes or len(task_id) != ID_BYTES:
+        raise InvalidName(f"{_short(task_id)} is not a task id: use the 16 bytes of new_id() or id_from_text()")
+
+
+def check_ref(ref: TaskRef) -> None:
+    """A task is named by its id or by command and key."""
+    if isinstance(ref, ByKey):
+        check_command(ref.command)
+        check_key(ref.key)
+    else:
+        check_id(ref)
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> None:
+    """`value` is a finite number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise InvalidOption(f"{name} is {_short(value)}: use a number from {low:g} to {high:g}")
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> None:
+    """`value` is a whole number from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidOption(f"{name} is {_short(value)}: use a whole number from {low} to {high}")
+
+
+def check_limit(limit: int) -> None:
+    """A batch is 1 to 1,000."""
+    check_whole("limit", limit, 1, BATCH_MAX)
+
+
+def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
+    """Everything about a task that can be wrong before it meets the queue."""
+    if type(task) is not NewTask:
+        raise InvalidOption(f"enqueue takes NewTask values, not {type(task).__name__}")
+    check_command(task.command)
+    if type(task.payload) is not bytes:
+        raise InvalidOption(f"the payload is {type(task.payload).__name__}: encode it to bytes first (dibs.codec)")
+    if len(task.payload) > limits.payload_max_bytes:
+        raise PayloadTooLarge(
+            f"the payload is {len(task.payload)} bytes and the limit {limits.payload_max_bytes}: "
+            "keep the data elsewhere and send a reference, or raise payload_max_bytes"
+        )
+    if task.codec != "json":
+        check_codec_name(task.codec)
+    if task.id:
+        check_id(task.id)
+    if task.delay_s != 0:
+        check_number("delay_s", task.delay_s, 0, DELAY_HORIZON_S)
+    if task.key is not None:
+        _check_keyed(tenant, task)
+    _check_task_options(task)
+
+
+def _check_keyed(tenant: str, task: NewTask) -> None:
+    assert task.key is not None
+    check_key(task.key)
+    if task.on_duplicate not in ("return", "replay_dead"):
+        raise InvalidOption(f"on_duplicate is {_short(task.on_duplicate)}: use 'return' or 'replay_dead'")
+    if task.id and slot_of(task.id) != slot_of(key_digest(tenant, task.command, task.key)):
+        raise InvalidName("the id is not in the slot of its key: mint it with new_id(tenant, command, key)")
+
+
+def _check_task_options(task: NewTask) -> None:
+    if task.run_at_ms is not None:
+        if task.delay_s != 0:
+            raise InvalidOption("delay_s and run_at_ms are both given: use one of them")
+        check_whole("run_at_ms", task.run_at_ms, 0, RUN_AT_MAX_MS)
+    if task.timeout_s is not None:
+        check_number("timeout_s", task.timeout_s, 0.001, TIMEOUT_MAX_S)
+    if task.expires_s is not None:
+        check_number("expires_s", task.expires_s, 0.001, DELAY_HORIZON_S)
+    if task.traceparent is not None and (len(task.traceparent) > TEXT_MAX_CHARS or not task.traceparent.isprintable()):
+        raise InvalidOption(f"traceparent is not printable text of at most {TEXT_MAX_CHARS} characters")
+    if task.limit_key is not None:
+        check_key(task.limit_key)
+        check_whole("limit_cost", task.limit_cost, 1, LIMIT_COST_MAX)
+    _check_defaults(task)
+
+
+def _check_defaults(options: NewTask | QueueConfig) -> None:
+    """The options that both a task and its queue may set."""
+    if options.priority is not None:
+        check_whole("priority", options.priority, PRIORITY_MIN, PRIORITY_MAX)
+    if options.max_attempts is not None:
+        check_whole("max_attempts", options.max_attempts, 1, MAX_ATTEMPTS_MAX)
+    if options.lease_s is not None:
+        check_lease_s(options.lease_s)
+    if options.result_ttl_s is not None:
+        check_number("result_ttl_s", options.result_ttl_s, 0, TTL_MAX_S)
+    if options.retention_s is not None:
+        check_number("retention_s", options.retention_s, 0, TTL_MAX_S)
+
+
+def check_queue_config(config: QueueConfig) -> None:
+    """A queue's configuration obeys the ranges of the options it is the default for."""
+    if type(config) is not QueueConfig or type(config.paused) is not bool:
+        raise InvalidOption(f"configure takes a QueueConfig, not {_short(config)}")
+    _check_defaults(config)
+    if config.dead_retention_s is not None:
+        check_number("dead_retention_s", config.dead_retention_s, 0, TTL_MAX_S)
+
+
+def check_lease_s(lease_s: float) -> None:
+    """A lease is 1 s to 12 h."""
+    check_number("lease_s", lease_s, LEASE_MIN_S, LEASE_MAX_S)
+
+
+def check_token(token: bytes) -> None:
+    """A token is the 16 bytes that a claim returned."""
+    if type(token) is not bytes or len(token) != TOKEN_BYTES:
+        raise InvalidName(f"{_short(token)} is not a lease token: use the 16 bytes that the claim returned")
+
+
+def check_claim_id(claim_id: bytes) -> None:
+    """A claim id is 16 bytes, as `new_id` mints them."""
+    if type(claim_id) is not bytes or len(claim_id) != ID_BYTES:
+        raise InvalidName(f"{_short(claim_id)} is not a claim id: use the 16 bytes of new_id()")
+
+
+def check_heartbeat(beat: Heartbeat) -> None:
+    """A heartbeat names a task and a token; its extension is a lease, its progress is finite."""
+    if type(beat) is not Heartbeat:
+        raise InvalidOption(f"heartbeat takes Heartbeat values, not {type(beat).__name__}")
+    check_tenant(beat.tenant)
+    check_id(beat.id)
+    check_token(beat.token)
+    if beat.extend_s is not None:
+        check_lease_s(beat.extend_s)
+    if beat.progress is not None:
+        check_number("progress.done", beat.progress.done, 0, 1e15)
+        if beat.progress.total is not None:
+            check_number("progress.total", beat.progress.total, 0, 1e15)
+        if len(beat.progress.note) > TEXT_MAX_CHARS:
+            raise InvalidOption(f"progress.note is over {TEXT_MAX_CHARS} characters: shorten it")
+
+
+def check_settlement(item: Settlement, limits: Limits) -> None:
+    """A settlement carries only what its kind can use, within the limits."""
+    if type(item) is not Settlement:
+        raise InvalidOption(f"settle takes Settlement values, not {type(item).__name__}")
+    check_tenant(item.tenant)
+    check_id(item.id)
+    check_token(item.token)
+    if item.kind is Kind.COMPLETE:
+        _check_result(item, limits)
+    elif type(item.kind) is not Kind:
+        raise InvalidOption(f"kind is {_short(item.kind)}: use one of {', '.join(Kind)}")
+    elif item.result is not None:
+        raise InvalidOption(f"a result goes with kind complete, not {item.kind}")
+    if item.delay_s != 0:
+        if item.kind is not Kind.RETRY:
+            raise InvalidOption(f"delay_s goes with kind retry, not {item.kind}")
+        check_number("delay_s", item.delay_s, 0, DELAY_HORIZON_S)
+    if item.error is not None or item.reason is not None:
+        _check_failure(item)
+    if item.result_ttl_s is not None:
+        check_number("result_ttl_s", item.result_ttl_s, 0, TTL_MAX_S)
+
+
+def _check_result(item: Settlement, limits: Limits) -> None:
+    if item.result is None:
+        return
+    if type(item.result) is not bytes:
+        raise InvalidOption(f"the result is {type(item.result).__name__}: encode it to bytes first (dibs.codec)")
+    if len(item.result) > limits.result_max_bytes:
+        raise PayloadTooLarge(
+            f"the result is {len(item.result)} bytes and the limit {limits.result_max_bytes}: "
+            "keep the data elsewhere and return a reference, or raise result_max_bytes"
+        )
+    if item.codec != "json":
+        check_codec_name(item.codec)
+
+
+def _check_failure(item: Settlement) -> None:
+    if item.kind is Kind.COMPLETE or item.kind is Kind.RELEASE:
+        raise InvalidOption(f"error and reason go with kind retry or fail, not {item.kind}")
+    if item.reason is not None:
+        check_label("reason", item.reason)
+    if item.error is not None:
+        size = len(item.error.type) + len(item.error.message) + len(item.error.traceback)
+        if size > ERROR_TEXT_MAX_CHARS:
+            raise PayloadTooLarge(f"the error's text is {size} characters: cut it to {ERROR_TEXT_MAX_CHARS}")
+
+
+def check_worker(info: WorkerInfo) -> None:
+    """A worker's registration is small and has a name."""
+    check_label("worker", info.name)
+    if len(info.host) > TEXT_MAX_CHARS or len(info.commands) > COMMANDS_MAX:
+        raise InvalidOption(f"a worker registers a host of {TEXT_MAX_CHARS} characters and {COMMANDS_MAX} commands")
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"the {what} has a lone surrogate and cannot be stored: use well-formed text") from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+

@@ -1,0 +1,195 @@
+"""Every error that dibs raises, and what the caller should do about it.
+
+::
+
+    DibsError
+    ├── InvalidInput           fix the call; nothing was written
+    │   ├── InvalidName        a tenant, command, key, worker or reader name is not allowed
+    │   ├── InvalidOption      an option is unknown or out of range
+    │   ├── PayloadTooLarge    shrink it, or keep the data elsewhere and send a reference
+    │   ├── InvalidCursor      start the listing again without a cursor
+    │   ├── CodecError         the value cannot be encoded or the bytes cannot be decoded
+    │   └── SettingsError      a setting cannot be read; the message names where it came from
+    ├── LeaseLostError         stop working on the task, do not repeat the call
+    ├── JournalError
+    │   ├── JournalReset       the cursor belongs to another store; start from the oldest event
+    │   └── JournalTrimmed     events were trimmed before they were read; decide whether to go on
+    └── StoreError
+        ├── StoreUnavailable   repeat the call later; ids, claim ids and tokens make that safe
+        ├── StoreClosed        open the store again
+        ├── StoreFull          let retention or a purge free space, or raise ``max_bytes``
+        ├── StoreCorrupt       stop writing and run ``doctor``
+        └── StoreRefused       the store cannot be opened like this; the message says why
+            ├── UnknownScheme      no store is known for this URL
+            ├── MissingDriver      install the named extra
+            ├── ForeignDirectory   the directory holds something else; name another
+            ├── NewerFormat        upgrade dibs; an older one must not touch these files
+            ├── ModeMismatch       open it with the durability it was made with
+            └── NetworkFileSystem  put the directory on a local disk
+
+Each class has a ``code``: what travels in a :class:`~dibs.task.Rejected` and on the wire. :func:`error_from_code` is
+the way back, so that one table serves every boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class DibsError(Exception):
+    """The root: catching it catches everything that dibs raises on purpose."""
+
+    code = "error"
+
+
+class InvalidInput(DibsError, ValueError):
+    """The call itself is wrong. Repeating it unchanged gives the same answer; nothing was written."""
+
+    code = "invalid_input"
+
+
+class InvalidName(InvalidInput):
+    """A tenant, command, key, worker or reader name has characters or a length that is not allowed."""
+
+    code = "invalid_name"
+
+
+class InvalidOption(InvalidInput):
+    """An option is unknown, of the wrong type or out of its range."""
+
+    code = "invalid_option"
+
+
+class PayloadTooLarge(InvalidInput):
+    """A payload or result is over the limit. Keep the data elsewhere and send a reference to it."""
+
+    code = "payload_too_large"
+
+
+class InvalidCursor(InvalidInput):
+    """The cursor was not made by this listing. Start again without one."""
+
+    code = "invalid_cursor"
+
+
+class CodecError(InvalidInput):
+    """A value cannot be encoded, bytes cannot be decoded, or no codec of that name is registered."""
+
+    code = "codec"
+
+
+class SettingsError(InvalidInput):
+    """A setting is unknown or cannot be read. The message names the place it came from."""
+
+    code = "settings"
+
+
+class LeaseLostError(DibsError):
+    """The token is not the task's current one: somebody else may hold it. Stop; do not repeat the call."""
+
+    code = "lease_lost"
+
+
+class JournalError(DibsError):
+    """The journal cannot be read from the given cursor."""
+
+    code = "journal"
+
+
+class JournalReset(JournalError):
+    """The cursor belongs to another store, or to the one a backup was taken of. Start from the oldest event."""
+
+    code = "journal_reset"
+
+
+class JournalTrimmed(JournalError):
+    """Events after the cursor were trimmed before they were read. Decide whether to go on from the oldest kept."""
+
+    code = "journal_trimmed"
+
+
+class StoreError(DibsError):
+    """The store could not do what it was asked, for a reason that is not in the call."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """The store does not answer. Repeat the call later: ids, claim ids and tokens make a repeat harmless."""
+
+    code = "store_unavailable"
+
+
+class StoreClosed(StoreError):
+    """The store was closed. Open it again."""
+
+    code = "store_closed"
+
+
+class StoreFull(StoreError):
+    """No room for new tasks (settles still work). Purge, wait for retention, or raise ``max_bytes``."""
+
+    code = "store_full"
+
+
+class StoreCorrupt(StoreError):
+    """A record cannot be read. Stop writing, take a copy of the files and run ``doctor``."""
+
+    code = "store_corrupt"
+
+
+class StoreRefused(StoreError):
+    """The store cannot be opened like this. Nothing was changed."""
+
+    code = "store_refused"
+
+
+class UnknownScheme(StoreRefused):
+    """No store is known for this URL. ``open_store`` lists the schemes."""
+
+    code = "unknown_scheme"
+
+
+class MissingDriver(StoreRefused):
+    """The store needs a driver that is not installed. The message names the extra to install."""
+
+    code = "missing_driver"
+
+
+class ForeignDirectory(StoreRefused):
+    """The directory holds something that is not a dibs store. Name an empty or new one."""
+
+    code = "foreign_directory"
+
+
+class NewerFormat(StoreRefused):
+    """The store was written by a newer dibs. Upgrade; an older one must not touch it."""
+
+    code = "newer_format"
+
+
+class ModeMismatch(StoreRefused):
+    """The store was made with another durability. Open it with that one."""
+
+    code = "mode_mismatch"
+
+
+class NetworkFileSystem(StoreRefused):
+    """Locks and memory maps do not hold over a network file system. Use a local disk."""
+
+    code = "network_file_system"
+
+
+def all_errors(root: type[DibsError] = DibsError) -> Iterator[type[DibsError]]:
+    """Yields `root` and every error below it, parents first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from all_errors(child)
+
+
+def error_from_code(code: str, message: str) -> DibsError:
+    """Returns the error that `code` names, or a plain :class:`DibsError` for a code from a newer dibs."""
+    for error in all_errors():
+        if error.code == code:
+            return error(message)
+    return DibsError(f"{code}: {message}")

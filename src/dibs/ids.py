@@ -1,0 +1,68 @@
+"""Task ids: 16 bytes, ordered by time, written as UUIDv7 text; the last byte is the task's slot.
+
+::
+
+    48 bits         4   12 bits    2   54 bits    8 bits
+    unix time, ms   7   sequence   10  random     slot
+
+The time in front keeps new tasks together in an ordered store. The slot decides the shard. A keyed task's slot comes
+from its key, so that every enqueue with that key meets the first one in the same shard.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from hashlib import blake2b
+
+from dibs.errors import InvalidName
+
+ID_BYTES = 16
+DIGEST_BYTES = 16
+
+_VERSION_7 = 0x7000
+_VARIANT_RFC = 0x80
+_SEQUENCE_MASK = 0x0FFF
+
+# A sequence shared by all threads: ids minted within one millisecond still sort in the order they were minted.
+_sequence = itertools.count(int.from_bytes(os.urandom(2), "big"))
+
+
+def new_id(tenant: str = "default", command: str = "", key: str | None = None) -> bytes:
+    """Returns a new id; with a `key`, one in the slot that the key belongs to."""
+    random8 = os.urandom(8)
+    head = (time.time_ns() // 1_000_000 << 16 | _VERSION_7 | next(_sequence) & _SEQUENCE_MASK).to_bytes(8, "big")
+    variant = bytes((_VARIANT_RFC | random8[0] & 0x3F,))
+    if key is None:
+        return head + variant + random8[1:]
+    return head + variant + random8[1:7] + key_digest(tenant, command, key)[-1:]
+
+
+def key_digest(tenant: str, command: str, key: str) -> bytes:
+    """Returns 16 bytes for a deduplication key; every part is prefixed by its length, so no two triples collide."""
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in (tenant, command, key):
+        data = part.encode()
+        digest.update(len(data).to_bytes(4, "big"))
+        digest.update(data)
+    return digest.digest()
+
+
+def slot_of(task_id: bytes) -> int:
+    """Returns the slot, 0 to 255, of an id or of a key's digest."""
+    return task_id[-1]
+
+
+def id_to_text(task_id: bytes) -> str:
+    """Returns the id as people and JSON see it."""
+    return str(uuid.UUID(bytes=task_id))
+
+
+def id_from_text(text: str) -> bytes:
+    """Returns the id written as `text`; anything that is not a UUID raises :class:`InvalidName`."""
+    try:
+        return uuid.UUID(text).bytes
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidName(f"{text!r} is not a task id: expected a UUID such as {id_to_text(new_id())}") from error

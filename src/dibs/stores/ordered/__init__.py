@@ -1,0 +1,1 @@
+"""The queue on an ordered key-value engine."""

@@ -1,0 +1,148 @@
+"""What people do to tasks and queues: cancel, replay, purge, retain, configure, register."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from dibs.stores.ordered.engine import Txn
+from dibs.stores.ordered.keys import EXPIRE_WORKER, expiry_key, queue_keys, reader_key, tenant_keys
+from dibs.stores.ordered.records import Detail, State, StoredWorker, decode_config, encode_config, encode_worker
+from dibs.stores.ordered.views import live_state, matching_ids, resolve
+from dibs.stores.ordered.work import Work
+from dibs.task import (
+    Acted,
+    Cancelled,
+    EventKind,
+    Filter,
+    Place,
+    QueueConfig,
+    Reason,
+    Status,
+    TaskRef,
+    WorkerInfo,
+)
+
+
+def cancel(txn: Txn, tenant: str, refs: Sequence[TaskRef]) -> list[Cancelled]:
+    """Ends what has not started; flags what is in progress."""
+    work = Work(txn)
+    outcomes = []
+    for ref in refs:
+        task_id = resolve(txn, tenant, ref)
+        state = live_state(txn, tenant_keys(tenant), task_id)
+        if state is None or task_id is None:
+            outcomes.append(Cancelled("unknown"))
+        else:
+            outcomes.append(_cancel_one(work, tenant, task_id, state))
+        # Two references may name one task: the second must see what the first did.
+        work.flush()
+    return outcomes
+
+
+def _cancel_one(work: Work, tenant: str, task_id: bytes, state: State) -> Cancelled:
+    queue = queue_keys(tenant, state.command)
+    if state.status.ended:
+        return Cancelled("ended", state.status)
+    if state.status is Status.PENDING:
+        work.end(queue, task_id, state, Status.CANCELLED, Reason.CANCELLED)
+        work.event(EventKind.CANCELLED, queue, task_id, state, detail=Detail(Reason.CANCELLED))
+        return Cancelled("cancelled", state.status)
+    if not state.cancel:
+        state.cancel = True
+        work.save(queue, task_id, state)
+        work.event(EventKind.CANCELLING, queue, task_id, state, state.worker)
+    return Cancelled("cancelling", state.status)
+
+
+def replay(txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
+    """Revives dead letters. A task that is not dead any more is left alone, so a repeat is harmless."""
+    work = Work(txn)
+    found, cursor = _dead_or_ended(txn, tenant, which, limit, cursor, only_dead=True)
+    for task_id, state in found:
+        queue = queue_keys(tenant, state.command)
+        work.revive(queue, task_id, state)
+        work.event(EventKind.REPLAYED, queue, task_id, state)
+    work.flush()
+    return Acted([task_id for task_id, _ in found], cursor)
+
+
+def purge(txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
+    """Removes ended tasks for good."""
+    work = Work(txn)
+    found, cursor = _dead_or_ended(txn, tenant, which, limit, cursor, only_dead=False)
+    for task_id, state in found:
+        queue = queue_keys(tenant, state.command)
+        work.remove(queue, task_id, state)
+        work.event(EventKind.PURGED, queue, task_id, state)
+    work.flush()
+    return Acted([task_id for task_id, _ in found], cursor)
+
+
+def _dead_or_ended(
+    txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None, *, only_dead: bool
+) -> tuple[list[tuple[bytes, State]], str | None]:
+    if isinstance(which, Filter):
+        if only_dead:
+            which = replace(which, place=Place.DEAD)
+        found, cursor = matching_ids(txn, tenant, which, cursor, limit)
+    else:
+        states = {task_id: live_state(txn, tenant_keys(tenant), task_id) for task_id in which}
+        found, cursor = [(task_id, state) for task_id, state in states.items() if state is not None], None
+    if only_dead:
+        return [(task_id, state) for task_id, state in found if state.place is Place.DEAD], cursor
+    return [(task_id, state) for task_id, state in found if state.status.ended], cursor
+
+
+def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int | None]:
+    """Keeps results longer; never shorter than before."""
+    work = Work(txn)
+    kept: dict[bytes, int | None] = {}
+    for task_id in ids:
+        state = live_state(txn, tenant_keys(tenant), task_id)
+        if state is None or not state.status.ended or state.result_until_ms <= txn.now_ms:
+            kept[task_id] = None
+            continue
+        queue = queue_keys(tenant, state.command)
+        state.result_until_ms = max(state.result_until_ms, txn.now_ms + ttl_ms)
+        state.kept_until_ms = max(state.kept_until_ms, state.result_until_ms)
+        work.expire_later(queue, task_id, state)
+        work.save(queue, task_id, state)
+        kept[task_id] = state.result_until_ms
+    work.flush()
+    return [kept[task_id] for task_id in ids]
+
+
+def configure(txn: Txn, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig:
+    """Sets or reads a queue's configuration; the defaults take no room."""
+    queue = queue_keys(tenant, command)
+    stored = txn.get(queue.config)
+    before = QueueConfig() if stored is None else decode_config(stored)
+    if config is None:
+        return before
+    if config == QueueConfig():
+        txn.delete(queue.config)
+    else:
+        txn.put(queue.config, encode_config(config))
+    return config
+
+
+def register(txn: Txn, tenant: str, info: WorkerInfo, ttl_ms: int) -> None:
+    """Keeps a worker's registration until its time is over; 0 removes it."""
+    name = info.name.encode()
+    key = tenant_keys(tenant).worker + name
+    if ttl_ms == 0:
+        txn.delete(key)
+        return
+    expires_ms = txn.now_ms + ttl_ms
+    txn.put(key, encode_worker(StoredWorker(expires_ms, replace(info, seen_ms=txn.now_ms))))
+    txn.put(expiry_key(expires_ms, EXPIRE_WORKER, tenant, name), b"")
+
+
+def advance(txn: Txn, reader: str, shard: int, position: bytes | None) -> None:
+    """Moves a named reader, or forgets it."""
+    if position is None:
+        txn.delete(reader_key(reader, shard))
+    else:
+        txn.put(reader_key(reader, shard), position)

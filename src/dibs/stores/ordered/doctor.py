@@ -1,0 +1,265 @@
+"""The doctor: does every record agree with every other? The state is the truth; everything else can be rebuilt from it.
+
+Checked: every task has a body (unless it was completed with `keep=False`), its index entry and a legal place; every
+index entry names a state that names it; keys point to tasks; counters equal a recount; nothing can be due without the
+due index knowing, nor ready without the ready index; what has ended will expire; journal positions increase.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from dibs.errors import StoreCorrupt
+from dibs.ids import ID_BYTES, id_to_text
+from dibs.stores.ordered.engine import ReadTxn, Txn
+from dibs.stores.ordered.keys import (
+    COUNTER_FIELDS,
+    DUE,
+    EXPIRE_TASK,
+    JOURNAL,
+    META_JOURNAL_BYTES,
+    SEPARATOR,
+    QueueKeys,
+    TenantKeys,
+    due_key,
+    end_of,
+    expiry_key,
+    from8,
+    id_of,
+    ms8,
+    parse_due_key,
+    queue_keys,
+    tenant_keys,
+)
+from dibs.stores.ordered.records import State, decode_body, decode_result, decode_runs, decode_state
+from dibs.stores.ordered.views import tenants
+from dibs.task import PLACES, Place, Status
+
+STEP = 1_000
+PROBLEMS_MAX = 1_000
+_PLACE_LETTERS = {b"P": Place.READY, b"D": Place.DELAYED, b"L": Place.LEASED, b"X": Place.DEAD}
+
+
+class Problem(Struct, frozen=True):
+    """One thing that does not agree, and the record it is about."""
+
+    what: str
+    where: str
+
+
+class Report(Struct):
+    """What the doctor saw. Clean means no problems; at most 1,000 are listed."""
+
+    tasks: int = 0
+    events: int = 0
+    problems: list[Problem] = []
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+    def add(self, what: str, where: bytes | str) -> None:
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(what, where if isinstance(where, str) else repr(where)))
+
+
+def examine(txn: ReadTxn) -> Report:
+    """Reads everything on one consistent view."""
+    report = Report()
+    for name in _tenants(txn):
+        _examine_tenant(txn, tenant_keys(name), report)
+    for key, _ in _items(txn, DUE):
+        at_ms, queue = parse_due_key(key)
+        if txn.get(queue.due) != ms8(at_ms):
+            report.add("due entry that its queue does not name", key)
+    _examine_journal(txn, report)
+    return report
+
+
+def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
+    counts: Counter[bytes] = Counter()
+    earliest: dict[QueueKeys, int] = {}
+    for key, value in _items(txn, tenant.state):
+        task_id = id_of(key)
+        try:
+            state = decode_state(value)
+        except StoreCorrupt:
+            report.add("state cannot be read", key)
+            continue
+        report.tasks += 1
+        queue = queue_keys(tenant.name, state.command)
+        _count(counts, queue, state)
+        for what in _task_problems(txn, queue, task_id, state):
+            report.add(what, f"{tenant.name} {id_to_text(task_id)}")
+        if state.place in (Place.LEASED, Place.DELAYED):
+            earliest[queue] = min(earliest.get(queue, from8(state.rank[:8])), from8(state.rank[:8]))
+    _examine_indexes(txn, tenant, report)
+    for queue, at_ms in earliest.items():
+        due = txn.get(queue.due)
+        if due is None or from8(due) > at_ms or txn.get(due_key(due, queue)) is None:
+            report.add("something is due and the due index does not know", queue.name)
+    stored = {key: int.from_bytes(value, "big", signed=True) for key, value in _items(txn, tenant.counters)}
+    for key in stored.keys() | counts.keys():
+        if stored.get(key, 0) != counts[key]:
+            report.add(f"counter is {stored.get(key, 0)} and a recount gives {counts[key]}", key)
+
+
+def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State) -> Iterator[str]:
+    if state.place not in PLACES[state.status]:
+        yield f"status {state.status} in place {state.place}"
+    if state.place is not Place.NONE and txn.get(_entry(queue, task_id, state)) is None:
+        yield f"no entry in its place, {state.place}"
+    if state.place is Place.READY and txn.get(queue.ready_mark) is None:
+        yield "ready, and the ready index does not know"
+    forgotten = not state.keep and state.status is Status.COMPLETED
+    if txn.get(queue.tenant.body + task_id) is None and not forgotten:
+        yield "no body"
+    if state.status.ended and txn.get(_task_expiry(queue, task_id, state)) is None:
+        yield "ended, and will never expire"
+    if (state.status is Status.IN_PROGRESS) != bool(state.token):
+        yield "a token without a lease, or a lease without a token"
+
+
+def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
+    for letter, place in _PLACE_LETTERS.items():
+        for key, _ in _items(txn, tenant.first + letter):
+            task_id = id_of(key)
+            state = _state(txn, tenant, task_id)
+            if state is None or _entry(queue_keys(tenant.name, state.command), task_id, state) != key:
+                report.add(f"{place} entry that no task names", key)
+    for prefix, what in ((tenant.body, "body"), (tenant.result, "result")):
+        for key, value in _items(txn, prefix):
+            if _state(txn, tenant, id_of(key)) is None:
+                report.add(f"{what} without a task", key)
+            if not _readable(prefix == tenant.body, value):
+                report.add(f"{what} cannot be read", key)
+    for key, value in _items(txn, tenant.first + b"K"):
+        owner = _state(txn, tenant, value)
+        if owner is None or key[-ID_BYTES:] != owner.digest:
+            report.add("deduplication key that its task does not have", key)
+
+
+def _examine_journal(txn: ReadTxn, report: Report) -> None:
+    size = 0
+    for key, value in _items(txn, JOURNAL):
+        size += len(key) + len(value)
+        try:
+            report.events += sum(len(run.ids) for run in decode_runs(value))
+        except StoreCorrupt:
+            report.add("journal entry cannot be read", key)
+    counted = int.from_bytes(txn.get(META_JOURNAL_BYTES) or b"", "big", signed=True)
+    if counted != size:
+        report.add(f"the journal's size is counted as {counted} and is {size}", META_JOURNAL_BYTES)
+
+
+# --------------------------------------------------------------------------------------------------------------- repair
+
+
+def repair(txn: Txn) -> None:
+    """Rebuilds every index, counter and mark from the states, and drops what belongs to no task."""
+    for name in _tenants(txn):
+        _repair_tenant(txn, tenant_keys(name))
+    for key, _ in list(_items(txn, DUE)):
+        at_ms, queue = parse_due_key(key)
+        if txn.get(queue.due) != ms8(at_ms):
+            txn.delete(key)
+    size = sum(len(key) + len(value) for key, value in _items(txn, JOURNAL))
+    txn.add(META_JOURNAL_BYTES, size - int.from_bytes(txn.get(META_JOURNAL_BYTES) or b"", "big", signed=True))
+
+
+def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
+    counts: Counter[bytes] = Counter()
+    _drop_orphans(txn, tenant)
+    for key, value in list(_items(txn, tenant.state)):
+        task_id = id_of(key)
+        state = decode_state(value)
+        queue = queue_keys(tenant.name, state.command)
+        _count(counts, queue, state)
+        if state.place is not Place.NONE:
+            txn.put(_entry(queue, task_id, state), state.reason.encode() if state.place is Place.DEAD else b"")
+        if state.place is Place.READY:
+            txn.put(queue.ready_mark, b"")
+        if state.place in (Place.LEASED, Place.DELAYED):
+            _know_due(txn, queue, from8(state.rank[:8]))
+        if state.status.ended:
+            txn.put(_task_expiry(queue, task_id, state), b"")
+    stored = {key: int.from_bytes(value, "big", signed=True) for key, value in _items(txn, tenant.counters)}
+    for key in stored.keys() | counts.keys():
+        txn.add(key, counts[key] - stored.get(key, 0))
+
+
+def _drop_orphans(txn: Txn, tenant: TenantKeys) -> None:
+    for letter in _PLACE_LETTERS:
+        for key, _ in list(_items(txn, tenant.first + letter)):
+            state = _state(txn, tenant, id_of(key))
+            if state is None or _entry(queue_keys(tenant.name, state.command), id_of(key), state) != key:
+                txn.delete(key)
+    for prefix in (tenant.body, tenant.result):
+        for key, _ in list(_items(txn, prefix)):
+            if _state(txn, tenant, id_of(key)) is None:
+                txn.delete(key)
+    for key, value in list(_items(txn, tenant.first + b"K")):
+        owner = _state(txn, tenant, value)
+        if owner is None or key[-ID_BYTES:] != owner.digest:
+            txn.delete(key)
+
+
+def _know_due(txn: Txn, queue: QueueKeys, at_ms: int) -> None:
+    due = txn.get(queue.due)
+    at_ms = at_ms if due is None else min(at_ms, from8(due))
+    if due is not None:
+        txn.delete(due_key(due, queue))
+    txn.put(queue.due, ms8(at_ms))
+    txn.put(due_key(ms8(at_ms), queue), b"")
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _tenants(txn: ReadTxn) -> Iterator[str]:
+    cursor: str | None = None
+    while True:
+        page = tenants(txn, cursor, STEP)
+        yield from page.tenants
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _items(txn: ReadTxn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    start = prefix
+    while step := txn.scan(start, end_of(prefix), STEP):
+        yield from step
+        start = step[-1][0] + SEPARATOR
+
+
+def _state(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> State | None:
+    stored = txn.get(tenant.state + task_id)
+    return None if stored is None else decode_state(stored)
+
+
+def _readable(is_body: bool, value: bytes) -> bool:
+    try:
+        decode_body(value) if is_body else decode_result(value)
+    except StoreCorrupt:
+        return False
+    return True
+
+
+def _entry(queue: QueueKeys, task_id: bytes, state: State) -> bytes:
+    return b"" if state.place is Place.NONE else queue.of_place[state.place] + state.rank + task_id
+
+
+def _task_expiry(queue: QueueKeys, task_id: bytes, state: State) -> bytes:
+    return expiry_key(state.kept_until_ms, EXPIRE_TASK, queue.tenant.name, task_id)
+
+
+def _count(counts: Counter[bytes], queue: QueueKeys, state: State) -> None:
+    for field in COUNTER_FIELDS:
+        amount = state.size if field == "bytes" else int(state.place == field)
+        if amount:
+            counts[queue.counters[field]] += amount
+            counts[queue.tenant.totals[field]] += amount

@@ -1,0 +1,274 @@
+"""What the ordered store asks of a key-value engine, and what every engine does the same way.
+
+A call is a function of a transaction. :meth:`Engine.transact` runs it atomically and returns when it is durable; it may
+run the function again, so the function has no side effects and mints nothing. Concurrent calls may share one
+transaction. A function that raises a `DibsError` has written nothing yet; the others of its group go ahead.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from dibs.clock import Clock
+from dibs.errors import DibsError
+from dibs.stores.ordered.journal import JournalWriter
+from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, ms8
+from dibs.stores.ordered.records import Run
+from dibs.stores.wakeups import Ended, Journalled, Ready, Wakeups
+from dibs.task import EventKind
+
+T = TypeVar("T")
+
+#: Events after which a claim may find something, now or at a new time.
+MAKES_READY = frozenset(
+    {
+        EventKind.ENQUEUED,
+        EventKind.PROMOTED,
+        EventKind.RETRIED,
+        EventKind.RELEASED,
+        EventKind.LEASE_EXPIRED,
+        EventKind.REPLAYED,
+    }
+)
+#: Events after which somebody who waits for the task is told.
+ENDS = frozenset({EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELLED, EventKind.PURGED})
+
+
+class ReadTxn(Protocol):
+    """One consistent view of the store."""
+
+    now_ms: int
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Returns what there is of `keys`."""
+
+    def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
+        """Returns at most `limit` items with start <= key < stop, in order."""
+
+    def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        """`scan`, without the values."""
+
+
+class Txn(ReadTxn, Protocol):
+    """A read-write transaction."""
+
+    version: int
+    """Grows with every call, in the order in which calls take effect, and survives restarts."""
+
+    def put(self, key: bytes, value: bytes) -> Any: ...
+
+    def delete(self, key: bytes) -> Any: ...
+
+    def put_many(self, items: Iterable[tuple[bytes, bytes]]) -> None: ...
+
+    def delete_many(self, keys: Iterable[bytes]) -> None: ...
+
+    def add(self, key: bytes, delta: int) -> None:
+        """Adds to a counter, seen by readers after the commit. A counter at zero has no key."""
+
+    @property
+    def journal(self) -> JournalWriter:
+        """Events written here are part of the transaction."""
+
+    def full(self) -> str | None:
+        """Says why no new tasks are taken, or None."""
+
+
+class EngineTxn(Txn, Protocol):
+    """What an engine's transaction has beside what calls see of it."""
+
+    counts: dict[bytes, int]
+    """What `add` collected."""
+
+    @property
+    def dirty(self) -> bool:
+        """True once anything was written."""
+
+
+class Engine(abc.ABC):
+    """One open database, shared by all the stores of the process that name it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.store_id = b""
+        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._users = 0
+
+    @abc.abstractmethod
+    def submit(self, lane: Lane, calls: list[Call]) -> None:
+        """Runs calls in one or several transactions and then has the lane deliver them. Does not block."""
+
+    @abc.abstractmethod
+    def read(self, fn: Callable[[ReadTxn], T]) -> T:
+        """Runs `fn` on one consistent view."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """The engine's name and place, for messages."""
+
+    @abc.abstractmethod
+    def backup(self, directory: Path) -> None:
+        """Copies the database as of one moment into a new directory; the copy is another store. Blocks."""
+
+    async def drained(self) -> None:
+        """Returns when what was submitted before has been committed and delivered."""
+        await self.lane().transact(lambda txn: None)
+
+    def tend(self) -> None:
+        """Housekeeping of the engine itself, from time to time; cheap."""
+
+    def lane(self) -> Lane:
+        """Returns the running loop's way into the engine."""
+        loop = asyncio.get_running_loop()
+        lane = self._lanes.get(loop)
+        if lane is None:
+            for closed in [other for other in self._lanes if other.is_closed()]:
+                self._lanes.pop(closed).close()
+            lane = self._lanes[loop] = self._new_lane(loop)
+        return lane
+
+    def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
+        return Lane(self, loop)
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        """Gives up one use; the last one closes the engine."""
+        self._users -= 1
+        if self._users == 0:
+            for lane in self._lanes.values():
+                lane.close()
+            self._lanes.clear()
+            self._close()
+
+    @abc.abstractmethod
+    def _close(self) -> None: ...
+
+
+class Call:
+    """A function on its way through a transaction, and the future that will hold its outcome."""
+
+    __slots__ = ("abandoned", "error", "fn", "future", "result")
+
+    def __init__(
+        self, fn: Callable[[Txn], Any], future: asyncio.Future[Any], abandoned: Callable[[Any], None] | None
+    ) -> None:
+        self.fn = fn
+        self.future = future
+        self.abandoned = abandoned
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Lane:
+    """One event loop's way into an engine: what it has to commit, and who waits in it.
+
+    Calls made in one iteration of the loop are handed over together at its end. Nobody waits on purpose, and the
+    writer does not compete with the loop for the interpreter while the rest of the group is still being made.
+    """
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self.loop = loop
+        self.wakeups = Wakeups()
+        self._pending: list[Call] = []
+
+    def transact(
+        self, fn: Callable[[Txn], T], abandoned: Callable[[T], None] | None = None
+    ) -> asyncio.Future[T]:
+        """Runs `fn` in a transaction; the future is done when that is durable. `abandoned` gets the result if nobody
+        waits for it any more."""
+        future: asyncio.Future[T] = self.loop.create_future()
+        if not self._pending:
+            self.loop.call_soon(self._hand_over)
+        self._pending.append(Call(fn, future, abandoned))
+        return future
+
+    def _hand_over(self) -> None:
+        calls, self._pending = self._pending, []
+        if calls:
+            self.engine.submit(self, calls)
+
+    def deliver(self, calls: list[Call], runs: list[Run]) -> None:
+        """Gives each call its outcome and wakes who waits for what happened. Runs in the loop."""
+        for call in calls:
+            if call.future.cancelled():
+                if call.abandoned is not None and call.error is None:
+                    call.abandoned(call.result)
+            elif call.error is not None:
+                call.future.set_exception(call.error)
+            else:
+                call.future.set_result(call.result)
+        if runs:
+            self.publish(runs)
+
+    def publish(self, runs: list[Run]) -> None:
+        """Wakes those in this loop for whom something happened."""
+        if not self.wakeups:
+            return
+        for run in runs:
+            if run.kind in MAKES_READY:
+                self.wakeups.wake(Ready(run.tenant, run.command), len(run.ids))
+            elif run.kind in ENDS:
+                for task_id in run.ids:
+                    self.wakeups.wake_all(Ended(run.tenant, task_id))
+        self.wakeups.wake_all(Journalled())
+
+    def watch(self) -> None:
+        """Called before somebody starts to wait: from now on other processes' commits must be heard too."""
+
+    def flush(self) -> None:
+        """Hands over what is pending without waiting for the end of the loop's iteration."""
+        self._hand_over()
+
+    def close(self) -> None:
+        """Forgets the loop."""
+
+
+def run_calls(txn: Txn, calls: Iterable[Call]) -> None:
+    """Runs each call, with a version of its own, and keeps its outcome. An error that is not a `DibsError` may come
+    after a write: it is raised, and the caller must abort."""
+    version = from8(txn.get(META_VERSION) or b"")
+    for call in calls:
+        version += 1
+        txn.version = version
+        call.error = None
+        try:
+            call.result = call.fn(txn)
+        except DibsError as error:
+            call.error = error
+    txn.version = version
+
+
+def flush_txn(txn: EngineTxn) -> None:
+    """Writes what a transaction collected on the side: journal, counters, and the version counter, which is kept in
+    the database itself because a compacting copy resets the engine's own."""
+    size = 0
+    for key, value in txn.journal.entries(txn.version):
+        txn.put(key, value)
+        size += len(key) + len(value)
+    if size:
+        txn.add(META_JOURNAL_BYTES, size)
+    known = txn.get_many(txn.counts)
+    for key, delta in txn.counts.items():
+        count = int.from_bytes(known.get(key, b""), "big", signed=True) + delta
+        if count:
+            txn.put(key, count.to_bytes(8, "big", signed=True))
+        elif key in known:
+            txn.delete(key)
+    if txn.dirty:
+        txn.put(META_VERSION, ms8(txn.version))
+
+
+def post(lane: Lane, calls: list[Call], runs: list[Run]) -> None:
+    """Delivers from another thread; a loop that was closed meanwhile has nobody left to tell."""
+    with contextlib.suppress(RuntimeError):
+        lane.loop.call_soon_threadsafe(lane.deliver, calls, runs)

@@ -1,0 +1,201 @@
+r"""Every key of the ordered store. Integers are big-endian, so bytes sort as numbers do; `·` is a zero byte, which no
+tenant, command or reader name can contain, so no name can run into its neighbour.
+
+::
+
+    <tenant>·T<id>                                    body: immutable, so a claim never rewrites the payload
+    <tenant>·S<id>                                    state: where the task stands and who holds it
+    <tenant>·R<id>                                    result, or the latest error
+    <tenant>·K<command>·<digest16>          → id      deduplication
+    <tenant>·P<command>·<9-prio><version8><n4><kind1><id>    ready
+    <tenant>·D<command>·<visible_ms8><kind1><id>      delayed
+    <tenant>·L<command>·<expiry_ms8><id>              leased
+    <tenant>·X<command>·<died_ms8><id>      → reason  dead letters
+    <tenant>·Q<command>·<field>             → count   exact counters; an empty command counts the whole tenant
+    <tenant>·Z<command>                               queue configuration
+    <tenant>·W<worker>                                worker registry
+    <tenant>·O<claim_id>                    → leases  recent claims
+    <tenant>·U<command>                     → due_ms8 when the queue next has something due
+    A<due_ms8><tenant>·<command>                      the same, in order of time
+    Y<tenant>·<command>                               queues that may have ready tasks
+    E<expire_ms8><kind1><tenant>·<name>               what expires
+    J<position12>                                     journal
+    C<reader>·<shard2>                      → cursor  named readers of the journal
+    M<name>                                           what the store knows of itself
+
+Why they sort so: a forward scan of P is the claim order (higher priority first, then the order of commits, then the
+order within a batch). D, L, E and A are scanned from the start up to now and never further. What belongs to a tenant
+starts with its name, in lower case or a digit; what belongs to all starts with an upper-case letter, so the two never
+meet. `kind1` leaves room for a block of rows beside a single task.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dibs.ids import ID_BYTES
+from dibs.task import PRIORITY_MAX, Place
+
+SEPARATOR = b"\0"
+AFTER_SEPARATOR = b"\1"
+KIND_TASK = b"t"
+
+COUNTER_FIELDS = ("ready", "delayed", "leased", "dead", "bytes")
+
+DUE = b"A"
+READY_QUEUES = b"Y"
+EXPIRIES = b"E"
+JOURNAL = b"J"
+READERS = b"C"
+
+EXPIRE_START = b"s"
+EXPIRE_RESULT = b"r"
+EXPIRE_TASK = b"t"
+EXPIRE_CLAIM = b"c"
+EXPIRE_WORKER = b"w"
+
+META_FORMAT = b"Mformat"
+META_STORE_ID = b"Mstore_id"
+META_DURABILITY = b"Mdurability"
+META_VERSION = b"Mversion"
+META_JOURNAL_BYTES = b"Mjournal_bytes"
+META_JOURNAL_TRIMMED = b"Mjournal_trimmed"
+
+
+class TenantKeys:
+    """The prefixes of one tenant's records."""
+
+    __slots__ = ("body", "claim", "counters", "first", "last", "name", "result", "state", "totals", "worker")
+
+    def __init__(self, tenant: str) -> None:
+        head = tenant.encode() + SEPARATOR
+        self.name = tenant
+        self.first = head
+        self.last = tenant.encode() + AFTER_SEPARATOR
+        self.body = head + b"T"
+        self.state = head + b"S"
+        self.result = head + b"R"
+        self.worker = head + b"W"
+        self.claim = head + b"O"
+        self.counters = head + b"Q"
+        self.totals = {field: head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS}
+
+
+class QueueKeys:
+    """The prefixes of one queue. `of_place` is where a task in that place has its entry."""
+
+    __slots__ = (
+        "command",
+        "config",
+        "counters",
+        "dead",
+        "delayed",
+        "due",
+        "key",
+        "leased",
+        "name",
+        "of_place",
+        "ready",
+        "ready_mark",
+        "tenant",
+    )
+
+    def __init__(self, tenant: str, command: str) -> None:
+        head, tail = tenant.encode() + SEPARATOR, command.encode() + SEPARATOR
+        self.tenant = tenant_keys(tenant)
+        self.command = command
+        self.name = tenant.encode() + SEPARATOR + command.encode()
+        self.key = head + b"K" + tail
+        self.ready = head + b"P" + tail
+        self.delayed = head + b"D" + tail
+        self.leased = head + b"L" + tail
+        self.dead = head + b"X" + tail
+        self.config = head + b"Z" + command.encode()
+        self.due = head + b"U" + command.encode()
+        self.ready_mark = READY_QUEUES + self.name
+        self.counters = {field: head + b"Q" + tail + field.encode() for field in COUNTER_FIELDS}
+        self.of_place = {
+            Place.READY: self.ready,
+            Place.DELAYED: self.delayed,
+            Place.LEASED: self.leased,
+            Place.DEAD: self.dead,
+        }
+
+
+@lru_cache(maxsize=4096)
+def tenant_keys(tenant: str) -> TenantKeys:
+    """Returns a tenant's prefixes, made once."""
+    return TenantKeys(tenant)
+
+
+@lru_cache(maxsize=16_384)
+def queue_keys(tenant: str, command: str) -> QueueKeys:
+    """Returns a queue's prefixes, made once."""
+    return QueueKeys(tenant, command)
+
+
+def end_of(prefix: bytes) -> bytes:
+    """Returns the first key after everything that starts with `prefix`, whose last byte is not 255."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def ms8(at_ms: int) -> bytes:
+    """Returns a time, or a version, as eight sortable bytes."""
+    return at_ms.to_bytes(8, "big")
+
+
+def from8(data: bytes) -> int:
+    """The way back from `ms8`."""
+    return int.from_bytes(data, "big")
+
+
+def ready_rank(priority: int, version: int, n: int) -> bytes:
+    """Where a task stands in its ready queue: what follows the prefix and precedes the id."""
+    return bytes((PRIORITY_MAX - priority,)) + version.to_bytes(8, "big") + n.to_bytes(4, "big") + KIND_TASK
+
+
+def delayed_rank(visible_ms: int) -> bytes:
+    """Where a task stands among the delayed ones of its queue."""
+    return visible_ms.to_bytes(8, "big") + KIND_TASK
+
+
+def due_key(due_ms: bytes, queue: QueueKeys) -> bytes:
+    """The queue's entry in the due index."""
+    return DUE + due_ms + queue.name
+
+
+def parse_due_key(key: bytes) -> tuple[int, QueueKeys]:
+    """Returns when, and which queue, a due index entry is about."""
+    return from8(key[1:9]), parse_queue_name(key[9:])
+
+
+def parse_queue_name(name: bytes) -> QueueKeys:
+    """Returns the queue that ``<tenant>·<command>`` names."""
+    tenant, _, command = name.partition(SEPARATOR)
+    return queue_keys(tenant.decode(), command.decode())
+
+
+def expiry_key(at_ms: int, kind: bytes, tenant: str, name: bytes) -> bytes:
+    """An entry of the expiry index."""
+    return EXPIRIES + ms8(at_ms) + kind + tenant.encode() + SEPARATOR + name
+
+
+def parse_expiry_key(key: bytes) -> tuple[int, bytes, str, bytes]:
+    """Returns when, what kind, whose and which record an expiry entry is about."""
+    tenant, _, name = key[10:].partition(SEPARATOR)
+    return from8(key[1:9]), key[9:10], tenant.decode(), name
+
+
+def reader_key(reader: str, shard: int) -> bytes:
+    """Where a named reader's cursor is kept."""
+    return READERS + reader.encode() + SEPARATOR + shard.to_bytes(2, "big")
+
+
+def parse_reader_key(key: bytes) -> tuple[str, int]:
+    """Returns the reader's name and shard."""
+    return key[1:-3].decode(), int.from_bytes(key[-2:], "big")
+
+
+def id_of(key: bytes) -> bytes:
+    """The id that an index entry ends with."""
+    return key[-ID_BYTES:]

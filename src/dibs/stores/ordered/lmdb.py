@@ -1,0 +1,475 @@
+"""The LMDB engine: one directory, one writer at a time, many readers, shared by the processes of one machine.
+
+A thread of its own holds the write transaction. Calls that arrive while it commits form the next group: one transaction
+and one fsync for all of them. Reads run in the caller's thread on a snapshot and never wait for the writer.
+
+The directory::
+
+    data.mdb  lock.mdb   LMDB's own
+    turnstile            whoever wants to write passes here first: a busy process cannot overtake a waiting one
+    wake/                one datagram socket per event loop that waits; a committer tells each what is new
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from dibs.clock import Clock
+from dibs.errors import (
+    DibsError,
+    ForeignDirectory,
+    ModeMismatch,
+    NetworkFileSystem,
+    NewerFormat,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, run_calls
+from dibs.stores.ordered.journal import JournalWriter
+from dibs.stores.ordered.keys import META_DURABILITY, META_FORMAT, META_STORE_ID, from8, ms8
+from dibs.stores.ordered.records import FORMAT, Run
+from dibs.stores.ordered.wake import WakeLane, WakeSender
+
+T = TypeVar("T")
+
+DURABILITIES = ("sync", "relaxed")
+ADDRESS_SLACK_BYTES = 64 << 30
+READERS_MAX = 1_022
+GROUP_CALLS_MAX = 512
+DISK_LOOK_S = 0.5
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs"}
+    | {"fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse", "beegfs", "gpfs", "orangefs", "davfs", "fuse.davfs2", "drvfs"}
+)
+
+# One engine per process and directory: LMDB must not be opened twice in a process.
+_open: dict[tuple[int, int], LmdbEngine] = {}
+_open_lock = threading.Lock()
+# Environments of the parent process: a child must neither use nor close them.
+_inherited: list[lmdb.Environment] = []
+
+
+def _after_fork() -> None:
+    global _open_lock
+    _open_lock = threading.Lock()
+    _inherited.extend(engine.environment for engine in _open.values())
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class LmdbEngine(Engine):
+    """An LMDB environment, its writer thread and its wake-up sockets."""
+
+    def __init__(
+        self, directory: Path, clock: Clock, *, max_bytes: int, durability: str, disk_reserve_bytes: int
+    ) -> None:
+        super().__init__(clock)
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.durability = durability
+        self.disk_reserve_bytes = disk_reserve_bytes
+        self._start()
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], clock: Clock, *, max_bytes: int, durability: str, disk_reserve_bytes: int
+    ) -> LmdbEngine:
+        """Returns this process's engine for a directory, opening or making it. Refuses what is not a dibs store."""
+        directory = Path(path).absolute()
+        _check_directory(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        with _open_lock:
+            where = directory.stat()
+            engine = _open.get((where.st_dev, where.st_ino))
+            if engine is None:
+                engine = cls(
+                    directory,
+                    clock,
+                    max_bytes=max_bytes,
+                    durability=durability,
+                    disk_reserve_bytes=disk_reserve_bytes,
+                )
+                _open[(where.st_dev, where.st_ino)] = engine
+            elif engine.durability != durability:
+                raise ModeMismatch(f"{directory} is open in this process with durability {engine.durability!r}")
+            return engine
+
+    def _start(self) -> None:
+        """Opens the environment and starts the writer; again in a child process, where threads are gone."""
+        self._pid = os.getpid()
+        self.environment = _open_environment(self.directory, self.max_bytes, self.durability)
+        self.environment.reader_check()
+        self.store_id = _check_meta(self.environment, self.directory, self.durability)
+        self._broken: BaseException | None = None
+        self._disk_looked_s = -DISK_LOOK_S
+        self._disk_low = False
+        self._live_pages_max = self.max_bytes // self.environment.stat()["psize"]
+        self._turnstile = os.open(self.directory / "turnstile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._sender = WakeSender(self.directory / "wake")
+        self._queue: queue.SimpleQueue[tuple[Lane, list[Call]] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_for_ever, name="dibs-lmdb-writer", daemon=True)
+        self._writer.start()
+
+    def lane(self) -> Lane:
+        if self._pid != os.getpid():
+            self._restart_in_child()
+        return super().lane()
+
+    def _restart_in_child(self) -> None:
+        _inherited.append(self.environment)
+        self._lanes.clear()
+        where = self.directory.stat()
+        self._start()
+        _open[(where.st_dev, where.st_ino)] = self
+
+    def _new_lane(self, loop: Any) -> Lane:
+        return WakeLane(self, loop, self.directory / "wake")
+
+    def describe(self) -> str:
+        return f"lmdb:{self.directory}"
+
+    def read(self, fn: Callable[[ReadTxn], T]) -> T:
+        if self._pid != os.getpid():
+            self._restart_in_child()
+        with self.environment.begin(buffers=False) as txn:
+            return fn(LmdbReadTxn(txn, self.clock.now_ms()))
+
+    def tend(self) -> None:
+        """Frees the reader slots of processes that died."""
+        self.environment.reader_check()
+
+    def _close(self) -> None:
+        with _open_lock:
+            for where in [where for where, engine in _open.items() if engine is self]:
+                del _open[where]
+        self._queue.put(None)
+        self._writer.join()
+        self._sender.close()
+        os.close(self._turnstile)
+        self.environment.close()
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def submit(self, lane: Lane, calls: list[Call]) -> None:
+        self._queue.put((lane, calls))
+
+    def _write_for_ever(self) -> None:
+        """The writer's life: take what is there, commit it as one group, deliver."""
+        while (first := self._queue.get()) is not None:
+            group = [first]
+            size = len(first[1])
+            stop = False
+            while size < GROUP_CALLS_MAX:
+                try:
+                    following = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    stop = True
+                    break
+                group.append(following)
+                size += len(following[1])
+            self._commit_group(group)
+            if stop:
+                return
+
+    def _commit_group(self, group: list[tuple[Lane, list[Call]]]) -> None:
+        calls = [call for _, lane_calls in group for call in lane_calls]
+        runs = self._commit(calls)
+        if runs is None:
+            # Something raised after it may have written: each call gets a transaction of its own.
+            runs = []
+            for call in calls:
+                runs += self._commit([call], alone=True) or []
+        for lane, lane_calls in group:
+            post(lane, lane_calls, runs)
+        if runs:
+            delivered = {lane for lane, _ in group}
+            for lane in list(self._lanes.values()):
+                if lane not in delivered and lane.wakeups:
+                    post(lane, [], runs)
+            self._sender.send(runs)
+
+    def _commit(self, calls: list[Call], *, alone: bool = False) -> list[Run] | None:
+        """Runs calls in one transaction. Returns what was journalled; None if it was aborted and is to be split."""
+        if self._broken is not None:
+            return self._fail(calls, StoreUnavailable(f"{self.describe()} failed to write and must be reopened"))
+        try:
+            with self._turn():
+                raw = self.environment.begin(write=True)
+        except lmdb.Error as error:
+            return self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
+        try:
+            txn = LmdbTxn(raw, self)
+            run_calls(txn, calls)
+            flush_txn(txn)
+        except BaseException as error:
+            raw.abort()
+            return self._fail(calls, _explained(error, self), error) if alone else None
+        if not txn.dirty:
+            raw.abort()
+            return []
+        try:
+            raw.commit()
+        except lmdb.Error as error:
+            # After a failed write or fsync nobody knows what is on the disk: stop, reopen, and look.
+            self._broken = error
+            return self._fail(calls, StoreUnavailable(f"{self.describe()} failed to write: {error}"), error)
+        return txn.journal.runs
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Held while waiting for the write lock: at most one process of a crowd is next, and nobody passes it."""
+        fcntl.flock(self._turnstile, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+
+    def _fail(self, calls: list[Call], error: DibsError, cause: BaseException | None = None) -> list[Run]:
+        for call in calls:
+            call.error = error
+            call.error.__cause__ = cause
+        return []
+
+    def full(self, live_pages: int) -> str | None:
+        """Says why no new tasks are taken: the store's own limit, or the disk's reserve."""
+        if live_pages > self._live_pages_max:
+            return (
+                f"{self.describe()} holds {live_pages} pages and max_bytes allows {self._live_pages_max}: "
+                "purge, wait for retention, or raise max_bytes"
+            )
+        now_s = time.monotonic()
+        if now_s - self._disk_looked_s >= DISK_LOOK_S:
+            disk = os.statvfs(self.directory)
+            self._disk_low = disk.f_bavail * disk.f_frsize < self.disk_reserve_bytes
+            self._disk_looked_s = now_s
+        if self._disk_low:
+            return f"the disk of {self.directory} has less than {self.disk_reserve_bytes} bytes free: make room on it"
+        return None
+
+    # ---------------------------------------------------------------------------------------------------------- copies
+
+    def backup(self, directory: Path) -> None:
+        if directory.exists() and any(directory.iterdir()):
+            raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
+        directory.mkdir(parents=True, exist_ok=True)
+        self.environment.copy(str(directory), compact=True)
+        _new_identity(directory)
+
+
+def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
+    """Makes a store in a new directory out of a backup. It has an id of its own: old cursors are told so."""
+    source, target = Path(backup), Path(directory).absolute()
+    if not (source / "data.mdb").is_file():
+        raise ForeignDirectory(f"{source} is not a backup: it has no data.mdb")
+    if target.exists() and any(target.iterdir()):
+        raise StoreRefused(f"{target} is not empty: restore into a new directory")
+    _check_file_system(target)
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "data.mdb", target / "data.mdb")
+    _new_identity(target)
+
+
+class LmdbReadTxn:
+    """A snapshot."""
+
+    def __init__(self, txn: lmdb.Transaction, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self._cursor = txn.cursor()
+        self.get = txn.get
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        return dict(self._cursor.getmulti(keys))
+
+    def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
+        if reverse:
+            return self._scan_back(start, stop, limit)
+        found: list[tuple[bytes, bytes]] = []
+        if limit > 0 and self._cursor.set_range(start):
+            for item in self._cursor.iternext():
+                if item[0] >= stop:
+                    break
+                found.append(item)
+                if len(found) == limit:
+                    break
+        return found
+
+    def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+        found: list[bytes] = []
+        if limit > 0 and self._cursor.set_range(start):
+            for key in self._cursor.iternext(keys=True, values=False):
+                if key >= stop:
+                    break
+                found.append(key)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _scan_back(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        at_stop = self._cursor.set_range(stop)
+        if (self._cursor.prev() if at_stop else self._cursor.last()) and limit > 0:
+            for item in self._cursor.iterprev():
+                if item[0] < start:
+                    break
+                found.append(item)
+                if len(found) == limit:
+                    break
+        return found
+
+
+class LmdbTxn(LmdbReadTxn):
+    """The write transaction of one group of calls."""
+
+    def __init__(self, txn: lmdb.Transaction, engine: LmdbEngine) -> None:
+        super().__init__(txn, engine.clock.now_ms())
+        self.version = 0
+        self.dirty = False
+        self.journal = JournalWriter(self.now_ms)
+        self.counts: dict[bytes, int] = {}
+        self._txn = txn
+        self._engine = engine
+        self._full: tuple[str | None] | None = None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.dirty = True
+        self._txn.put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        self.dirty = True
+        self._txn.delete(key)
+
+    def put_many(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        self.dirty = True
+        # In key order the cursor stays on its page: half the time of a search from the root for each.
+        self._cursor.putmulti(sorted(items))
+
+    def delete_many(self, keys: Iterable[bytes]) -> None:
+        delete = self._txn.delete
+        for key in keys:
+            self.dirty = True
+            delete(key)
+
+    def add(self, key: bytes, delta: int) -> None:
+        self.counts[key] = self.counts.get(key, 0) + delta
+
+    def full(self) -> str | None:
+        if self._full is None:
+            pages = self._txn.stat(self._engine.environment.open_db(txn=self._txn))
+            live = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
+            self._full = (self._engine.full(live),)
+        return self._full[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- opening
+
+
+def _open_environment(directory: Path, max_bytes: int, durability: str) -> lmdb.Environment:
+    if durability not in DURABILITIES:
+        raise StoreRefused(f"durability is {durability!r}: use one of {', '.join(DURABILITIES)}")
+    try:
+        return lmdb.open(
+            str(directory),
+            map_size=max_bytes + ADDRESS_SLACK_BYTES,
+            metasync=durability == "sync",
+            max_readers=READERS_MAX,
+            max_spare_txns=4,
+        )
+    except lmdb.InvalidError as error:
+        raise ForeignDirectory(f"{directory}/data.mdb is not an LMDB file: name another directory") from error
+    except lmdb.Error as error:
+        raise StoreUnavailable(f"{directory} cannot be opened: {error}") from error
+
+
+def _check_meta(environment: lmdb.Environment, directory: Path, durability: str) -> bytes:
+    """Marks a new store, or checks that this is one that we may touch. Returns its id."""
+    with environment.begin() as txn:
+        found = txn.get(META_FORMAT)
+        empty = not txn.stat(environment.open_db(txn=txn))["entries"]
+    if found is None and not empty:
+        environment.close()
+        raise ForeignDirectory(f"{directory} is an LMDB database, but not a dibs store: name another directory")
+    with environment.begin(write=True) as txn:
+        found = txn.get(META_FORMAT)
+        if found is None:
+            txn.put(META_FORMAT, ms8(FORMAT))
+            txn.put(META_DURABILITY, durability.encode())
+            txn.put(META_STORE_ID, uuid.uuid4().bytes)
+        store_id = txn.get(META_STORE_ID)
+        made_with = (txn.get(META_DURABILITY) or b"").decode()
+    if found is not None and from8(found) > FORMAT:
+        environment.close()
+        raise NewerFormat(f"{directory} has format {from8(found)} and this dibs knows {FORMAT}: upgrade dibs")
+    if made_with != durability:
+        environment.close()
+        raise ModeMismatch(f"{directory} was made with durability {made_with!r}: open it with that")
+    assert store_id is not None
+    return bytes(store_id)
+
+
+def _check_directory(directory: Path) -> None:
+    if directory.exists():
+        if not directory.is_dir():
+            raise ForeignDirectory(f"{directory} is a file: name a directory")
+        ours = (directory / "data.mdb").exists()
+        if not ours and any(directory.iterdir()):
+            raise ForeignDirectory(f"{directory} is not empty and not a dibs store: name a new or empty directory")
+    _check_file_system(directory)
+
+
+def _check_file_system(directory: Path) -> None:
+    kind = _file_system(directory)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise NetworkFileSystem(f"{directory} is on {kind}: locks and memory maps do not hold there; use a local disk")
+
+
+def _file_system(directory: Path) -> str:
+    """Returns the kind of file system that `directory` is, or will be, on; empty where that cannot be told."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    resolved = directory.resolve()
+    best, kind = "", ""
+    for line in mounts:
+        fields = line.split()
+        point = fields[4].encode().decode("unicode_escape")
+        if len(point) >= len(best) and (resolved == Path(point) or Path(point) in resolved.parents):
+            best, kind = point, fields[fields.index("-") + 1]
+    return kind
+
+
+def _new_identity(directory: Path) -> None:
+    """A copy is another store: cursors into the original's journal do not hold in it."""
+    environment = lmdb.open(str(directory), map_size=(directory / "data.mdb").stat().st_size + ADDRESS_SLACK_BYTES)
+    with environment.begin(write=True) as txn:
+        if txn.get(META_FORMAT) is None:
+            raise ForeignDirectory(f"{directory} is not a copy of a dibs store")
+        txn.put(META_STORE_ID, uuid.uuid4().bytes)
+    environment.close()
+
+
+def _explained(error: BaseException, engine: LmdbEngine) -> DibsError:
+    if isinstance(error, DibsError):
+        return error
+    if isinstance(error, lmdb.MapFullError):
+        return StoreFull(f"{engine.describe()} is full to its last page: purge, or raise max_bytes")
+    if isinstance(error, lmdb.Error):
+        return StoreUnavailable(f"{engine.describe()} cannot be written: {error}")
+    return DibsError(f"a call failed inside {engine.describe()}: {type(error).__name__}: {error}")

@@ -1,0 +1,181 @@
+"""What the ordered store keeps under its keys: bodies, states, results, journal runs, as msgpack arrays.
+
+Fields are only ever added at the end, with a default: an older record stays readable. A change that this cannot carry
+raises the store's format number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dibs.errors import StoreCorrupt
+from dibs.task import ErrorInfo, EventKind, Kind, Place, Progress, QueueConfig, Status, WorkerInfo
+
+FORMAT = 1
+
+
+class Body(Struct, frozen=True, array_like=True, gc=False):
+    """What the producer said. Never rewritten."""
+
+    command: str
+    payload: bytes
+    codec: str
+    key: str | None
+    lease_ms: int
+    """0: the queue's."""
+    timeout_ms: int
+    """0: none."""
+    traceparent: str | None
+    limit_key: str | None
+    limit_cost: int
+
+
+class State(Struct, array_like=True, gc=False):
+    """Where a task stands. Rewritten by every move."""
+
+    command: str
+    status: Status
+    place: Place
+    rank: bytes
+    """The place's key, without the queue's prefix and the id; empty in `none`."""
+    priority: int
+    attempts: int
+    max_attempts: int
+    size: int
+    """Bytes of payload and result."""
+    enqueued_ms: int
+    due_ms: int
+    expires_ms: int
+    """Start deadline; 0: none."""
+    result_ttl_ms: int
+    retention_ms: int
+    keep: bool
+    digest: bytes
+    """Of the deduplication key; empty: none, or freed."""
+    home: bytes = b""
+    """The rank it was claimed from: where a release puts it back."""
+    releases: int = 0
+    token: bytes = b""
+    settled_token: bytes = b""
+    settled_kind: Kind | None = None
+    worker: str = ""
+    lease_ms: int = 0
+    lease_end_ms: int = 0
+    cancel: bool = False
+    ended_ms: int = 0
+    result_until_ms: int = 0
+    kept_until_ms: int = 0
+    """0 while the task has not ended."""
+    reason: str = ""
+    progress: Progress | None = None
+
+    def expired_unstarted(self, now_ms: int) -> bool:
+        """True if the start deadline has passed. A released task counts as not started: its attempt was returned."""
+        return 0 < self.expires_ms <= now_ms and self.attempts == 0 and self.status is Status.PENDING
+
+    def gone(self, now_ms: int) -> bool:
+        """True once retention is over, whether or not a sweep has been here."""
+        return 0 < self.kept_until_ms <= now_ms
+
+
+class StoredResult(Struct, frozen=True, array_like=True, gc=False):
+    """A result, or the latest error of a task that is not completed."""
+
+    data: bytes | None
+    codec: str
+    error: ErrorInfo | None
+
+
+class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
+    """The leases that one claim id got: ids and tokens, in order."""
+
+    expires_ms: int
+    leases: list[tuple[bytes, bytes]]
+
+
+class StoredWorker(Struct, frozen=True, array_like=True):
+    """A registered worker and when to forget it."""
+
+    expires_ms: int
+    info: WorkerInfo
+
+
+class Detail(Struct, frozen=True, array_like=True, gc=False):
+    """What an event says beyond which task and which attempt."""
+
+    reason: str = ""
+    error_type: str = ""
+    error_line: str = ""
+    fingerprint: str = ""
+
+
+class Run(Struct, array_like=True, gc=False):
+    """Consecutive events of one kind in one queue: what they share is written once."""
+
+    kind: EventKind
+    tenant: str
+    command: str
+    at_ms: int
+    worker: str
+    ids: list[bytes]
+    attempts: list[int]
+    details: list[Detail | None] | None = None
+
+    def detail(self, index: int) -> Detail | None:
+        return self.details[index] if self.details else None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+encode_body = _encode
+encode_state = _encode
+encode_result = _encode
+encode_config = _encode
+encode_runs = _encode
+encode_claim = _encode
+encode_worker = _encode
+
+_body = msgspec.msgpack.Decoder(Body)
+_state = msgspec.msgpack.Decoder(State)
+_result = msgspec.msgpack.Decoder(StoredResult)
+_config = msgspec.msgpack.Decoder(QueueConfig)
+_claim = msgspec.msgpack.Decoder(StoredClaim)
+_worker = msgspec.msgpack.Decoder(StoredWorker)
+_runs = msgspec.msgpack.Decoder(list[Run])
+
+
+def decode_body(data: bytes) -> Body:
+    return _read(_body, data)
+
+
+def decode_state(data: bytes) -> State:
+    return _read(_state, data)
+
+
+def decode_result(data: bytes) -> StoredResult:
+    return _read(_result, data)
+
+
+def decode_config(data: bytes) -> QueueConfig:
+    return _read(_config, data)
+
+
+def decode_claim(data: bytes) -> StoredClaim:
+    return _read(_claim, data)
+
+
+def decode_worker(data: bytes) -> StoredWorker:
+    return _read(_worker, data)
+
+
+def decode_runs(data: bytes) -> list[Run]:
+    return _read(_runs, data)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise StoreCorrupt(f"a record of {len(data)} bytes cannot be read ({error}): run doctor") from error

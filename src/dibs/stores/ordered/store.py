@@ -1,0 +1,236 @@
+"""The queue over an ordered transactional key-value engine: one implementation, several engines.
+
+Each verb is one function of a transaction, in the module named for it; here they meet the event loop. From a public
+call to bytes: :class:`~dibs.stores.protocol.Store` checks, this hands the function to the engine, the function moves
+tasks with :class:`~dibs.stores.ordered.work.Work`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dibs.checks import Limits
+from dibs.errors import InvalidOption, StoreClosed
+from dibs.stores.ordered import admin, views
+from dibs.stores.ordered.claim import RANDOM_BYTES, ClaimCall, claim, ready_in_ms
+from dibs.stores.ordered.doctor import Report, examine, repair
+from dibs.stores.ordered.engine import Engine, Lane
+from dibs.stores.ordered.enqueue import enqueue, prepare
+from dibs.stores.ordered.journal import Cursor, JournalReader
+from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
+from dibs.stores.ordered.settle import heartbeat, settle
+from dibs.stores.ordered.sweep import JournalLimits, anything_due, sweep
+from dibs.stores.protocol import ALL_TENANTS, Store
+from dibs.stores.wakeups import Ready, Subscription, Topic
+from dibs.task import (
+    Acted,
+    Already,
+    Cancelled,
+    Duplicate,
+    Enqueued,
+    EventPage,
+    Extended,
+    Filter,
+    Heartbeat,
+    JournalBounds,
+    Kind,
+    Lease,
+    LeaseLost,
+    NewTask,
+    Page,
+    QueueConfig,
+    Reader,
+    Rejected,
+    Settled,
+    Settlement,
+    Stats,
+    Swept,
+    Task,
+    TaskRef,
+    TenantPage,
+    WorkerInfo,
+)
+
+READERS_MAX = 1_000
+
+
+class OrderedStore(Store):
+    """A store on one :class:`~dibs.stores.ordered.engine.Engine`. It has one journal: shard 0."""
+
+    def __init__(self, engine: Engine, limits: Limits, journal_limits: JournalLimits) -> None:
+        super().__init__(limits)
+        self._engine = engine
+        self._journal_limits = journal_limits
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------- life of a task
+
+    async def _enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]:
+        batch = [prepare(tenant, task) for task in tasks]
+        return await self._lane().transact(lambda txn: enqueue(txn, tenant, batch))
+
+    async def _claim(
+        self,
+        tenant: str,
+        commands: Sequence[str],
+        limit: int,
+        lease_s: float | None,
+        worker: str,
+        claim_id: bytes | None,
+    ) -> list[Lease]:
+        lease_ms = 0 if lease_s is None else round(lease_s * 1000)
+        randoms = os.urandom(RANDOM_BYTES * limit)
+        call = ClaimCall(tenant, commands, limit, lease_ms, worker, claim_id, randoms)
+        return await self._lane().transact(lambda txn: claim(txn, call), self._give_back)
+
+    def _give_back(self, leases: list[Lease]) -> None:
+        """Releases what a claim took after its caller had gone."""
+        if leases and not self._closed:
+            releases = [
+                Settlement(tenant=lease.tenant, id=lease.id, token=lease.token, kind=Kind.RELEASE) for lease in leases
+            ]
+            self._lane().transact(lambda txn: settle(txn, releases))
+
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+        in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
+        return None if in_ms is None else in_ms / 1000
+
+    async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
+        return await self._lane().transact(lambda txn: heartbeat(txn, beats))
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Already | LeaseLost | Rejected]:
+        return await self._lane().transact(lambda txn: settle(txn, settlements))
+
+    # ------------------------------------------------------------------------------------------------ looking, acting
+
+    async def _get(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Task | None]:
+        return self._read(lambda txn: views.get(txn, tenant, refs))
+
+    async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]:
+        return await self._lane().transact(lambda txn: admin.cancel(txn, tenant, refs))
+
+    async def _replay(self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
+        return await self._lane().transact(lambda txn: admin.replay(txn, tenant, which, limit, cursor))
+
+    async def _purge(self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
+        return await self._lane().transact(lambda txn: admin.purge(txn, tenant, which, limit, cursor))
+
+    async def _retain(self, tenant: str, ids: Sequence[bytes], result_ttl_s: float) -> Sequence[int | None]:
+        ttl_ms = round(result_ttl_s * 1000)
+        return await self._lane().transact(lambda txn: admin.retain(txn, tenant, ids, ttl_ms))
+
+    async def _list(self, tenant: str, filter: Filter, cursor: str | None, limit: int) -> Page:
+        return self._read(lambda txn: views.list_page(txn, tenant, filter, cursor, limit))
+
+    # --------------------------------------------------------------------------------------------- queues and workers
+
+    async def _stats(self, tenant: str, commands: Sequence[str] | None) -> Stats:
+        return self._read(lambda txn: views.stats(txn, tenant, commands))
+
+    async def _configure(self, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig:
+        lane = self._lane()
+        held = await lane.transact(lambda txn: admin.configure(txn, tenant, command, config))
+        if config is not None and not held.paused:
+            lane.wakeups.wake_all(Ready(tenant, command))
+        return held
+
+    async def _register(self, tenant: str, info: WorkerInfo, ttl_s: float) -> None:
+        ttl_ms = round(ttl_s * 1000)
+        await self._lane().transact(lambda txn: admin.register(txn, tenant, info, ttl_ms))
+
+    async def _workers(self, tenant: str) -> Sequence[WorkerInfo]:
+        return self._read(lambda txn: views.workers(txn, tenant))
+
+    async def _tenants(self, cursor: str | None, limit: int) -> TenantPage:
+        return self._read(lambda txn: views.tenants(txn, cursor, limit))
+
+    # -------------------------------------------------------------------------------------------------------- journal
+
+    async def journal_bounds(self) -> Sequence[JournalBounds]:
+        def bounds(txn: Any) -> JournalBounds:
+            reader = JournalReader(txn, self._engine.store_id)
+            return JournalBounds(0, reader.start().pack(), reader.newest().pack())
+
+        return [self._read(bounds)]
+
+    async def _events(
+        self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int
+    ) -> EventPage:
+        _check_shard(shard)
+        whose = None if tenant == ALL_TENANTS else tenant
+        return self._read(lambda txn: JournalReader(txn, self._engine.store_id).page(whose, after, until, limit))
+
+    async def readers(self) -> Sequence[Reader]:
+        stored = self._read(lambda txn: txn.scan(READERS, end_of(READERS), READERS_MAX))
+        return [Reader(*parse_reader_key(key), position) for key, position in stored]
+
+    async def _advance(self, reader: str, shard: int, position: bytes | None) -> None:
+        _check_shard(shard)
+        if position is not None:
+            Cursor.unpack(position)
+        await self._lane().transact(lambda txn: admin.advance(txn, reader, shard, position))
+
+    async def _sweep(self, budget: int) -> Swept:
+        limits, store_id = self._journal_limits, self._engine.store_id
+        self._engine.tend()
+        if not self._read(lambda txn: anything_due(txn, limits)):
+            return Swept()
+        return await self._lane().transact(lambda txn: sweep(txn, budget, limits, store_id))
+
+    def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
+        lane = self._lane()
+        lane.watch()
+        return lane.wakeups.subscribe(topics, limit)
+
+    # ------------------------------------------------------------------------------------------------- the store itself
+
+    @property
+    def store_id(self) -> bytes:
+        """Names this store; a restored backup has another."""
+        return self._engine.store_id
+
+    async def doctor(self, *, mend: bool = False) -> Report:
+        """Checks every invariant of the store on one consistent view; with `mend`, repairs what it can and looks again.
+
+        Reads everything: minutes for many millions of tasks. Nothing else stops meanwhile.
+        """
+        self._check_open()
+        report = await asyncio.to_thread(self._engine.read, examine)
+        if not mend or report.clean:
+            return report
+        await self._lane().transact(lambda txn: repair(txn))
+        return await asyncio.to_thread(self._engine.read, examine)
+
+    async def backup(self, directory: str | os.PathLike[str]) -> None:
+        """Copies the store, as of one moment, into a new directory, while everything goes on."""
+        self._check_open()
+        await asyncio.to_thread(self._engine.backup, Path(directory))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._lane().flush()
+        self._closed = True
+        await self._engine.drained()
+        self._engine.release()
+
+    def _lane(self) -> Lane:
+        self._check_open()
+        return self._engine.lane()
+
+    def _read(self, fn: Any) -> Any:
+        self._check_open()
+        return self._engine.read(fn)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self._engine.describe()} was closed: open it again")
+
+
+def _check_shard(shard: int) -> None:
+    if shard != 0:
+        raise InvalidOption(f"there is no shard {shard} here: this store has one, number 0")

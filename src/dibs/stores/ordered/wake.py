@@ -1,0 +1,121 @@
+"""Wake-ups between processes: a datagram to each event loop that waits, sent by whoever commits.
+
+Each waiting loop binds a socket in ``wake/``. A committer sends to every socket of other processes without blocking; a
+receiver reads what is new in the journal and wakes those for whom it matters. A datagram that is lost, or a socket that
+is full, costs nothing but the fallback look of whoever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+
+from dibs.stores.ordered.engine import ENDS, MAKES_READY, Engine, Lane
+from dibs.stores.ordered.journal import JournalReader
+from dibs.stores.ordered.records import Run
+
+ENTRIES_PER_READ = 64
+RECENT_S = 0.1
+_numbers = itertools.count()
+
+
+class WakeLane(Lane):
+    """A loop that can hear other processes."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, directory: Path) -> None:
+        super().__init__(engine, loop)
+        self._directory = directory
+        self._socket: socket.socket | None = None
+        self._path: Path | None = None
+        self._seen = b""
+
+    def watch(self) -> None:
+        """Binds the socket, once. What was committed before is seen by the look that follows."""
+        if self._socket is not None:
+            return
+        self._seen = self.engine.read(lambda txn: JournalReader(txn, self.engine.store_id).newest().position)
+        self._directory.mkdir(exist_ok=True)
+        self._path = self._directory / f"{os.getpid()}-{next(_numbers)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        with _reachable(self._directory) as directory:
+            self._socket.bind(f"{directory}/{self._path.name}")
+        self.loop.add_reader(self._socket, self._heard)
+
+    def _heard(self) -> None:
+        """Reads the journal from where it was last read; one read serves all datagrams that have come in."""
+        assert self._socket is not None
+        with contextlib.suppress(BlockingIOError):
+            while self._socket.recv(64):
+                pass
+        while True:
+            seen, runs = self.engine.read(
+                lambda txn: JournalReader(txn, self.engine.store_id).runs_after(self._seen, ENTRIES_PER_READ)
+            )
+            self.publish(runs)
+            if seen == self._seen:
+                return
+            self._seen = seen
+
+    def close(self) -> None:
+        if self._socket is None or self._path is None:
+            return
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self._socket)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+        self._socket = None
+
+
+class WakeSender:
+    """Tells other processes that there is something to look at."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._own = f"{os.getpid()}-"
+        self._names: list[str] = []
+        self._listed_ns = -1
+
+    def send(self, runs: list[Run]) -> None:
+        """Sends to every socket that is not this process's own, if anything happened that somebody may wait for."""
+        if not any(run.kind in MAKES_READY or run.kind in ENDS for run in runs):
+            return
+        for name in self._others():
+            try:
+                self._socket.sendto(b"\0", f"/proc/self/fd/{self._fd}/{name}")
+            except BlockingIOError:
+                pass
+            except OSError:
+                # Nobody is behind it any more: its process died without unbinding.
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._fd)
+
+    def _others(self) -> list[str]:
+        """The sockets of other processes, listed again when the directory has changed or may have within the same
+        tick of its clock."""
+        changed_ns = os.stat(self._fd).st_mtime_ns
+        if changed_ns != self._listed_ns or time.time_ns() - changed_ns < RECENT_S * 1e9:
+            self._names = [name for name in os.listdir(self._fd) if not name.startswith(self._own)]
+            self._listed_ns = changed_ns
+        return self._names
+
+    def close(self) -> None:
+        self._socket.close()
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def _reachable(directory: Path):  # type: ignore[no-untyped-def]
+    """A name of the directory that is short enough for a socket address, however long its path is."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)

@@ -1,0 +1,466 @@
+"""The seam: what every store does, at the height of the queue's verbs.
+
+:class:`Store` is both the contract and its wrapper. Its public verbs check every item, split batches into transactions
+and wait without polling; a store implements the underscored verb below each and may rely on sound input. The promises
+are tested by :mod:`dibs.testing.contract` on every store and through every client.
+
+Every verb that takes a batch answers item by item, in order. An answer that was lost on the way can be asked for again:
+ids and claim ids are the caller's, a settlement is recognised by its token, the rest is harmless by nature.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import builtins
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dibs import checks
+from dibs.checks import Limits
+from dibs.errors import InvalidInput, InvalidOption
+from dibs.ids import new_id
+from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
+from dibs.task import (
+    BATCH_MAX,
+    Acted,
+    Already,
+    Cancelled,
+    Duplicate,
+    Enqueued,
+    EventPage,
+    Extended,
+    Filter,
+    Heartbeat,
+    JournalBounds,
+    Lease,
+    LeaseLost,
+    NewTask,
+    Page,
+    QueueConfig,
+    Reader,
+    Rejected,
+    Settled,
+    Settlement,
+    Stats,
+    Swept,
+    Task,
+    TaskRef,
+    TenantPage,
+    WorkerInfo,
+)
+
+#: The operator's tenant: every tenant at once, for the verbs that say they take it.
+ALL_TENANTS = "*"
+
+BATCH_MAX_BYTES = 1 << 20
+SWEEP_BUDGET = 1_000
+FALLBACK_LOOK_S = 1.0
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+class Order(Struct, frozen=True):
+    """How closely a store keeps priority and first in, first out. `window`: a claim may take any of the first so
+    many."""
+
+    kind: Literal["strict", "per_shard", "window"] = "strict"
+    window: int = 1
+
+
+class Store(abc.ABC):
+    """A durable queue of tasks. Open one with :func:`dibs.stores.open_store`; close it, or use it with ``async with``.
+
+    A store belongs to the event loop that first uses it.
+    """
+
+    order: Order = Order()
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+
+    # ------------------------------------------------------------------------------------------------- life of a task
+
+    async def enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> builtins.list[Enqueued | Duplicate | Rejected]:
+        """Puts tasks into their queues. When it returns they survive a crash.
+
+        An id that exists answers ``Enqueued(already=True)``, a key that is taken :class:`Duplicate`; an item that is
+        not acceptable is :class:`Rejected` without touching the others. The id is checked before the key.
+        """
+        checks.check_tenant(tenant)
+
+        def check(task: NewTask) -> None:
+            checks.check_new_task(tenant, task, self.limits)
+
+        async def run(batch: builtins.list[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]:
+            return await self._enqueue(tenant, [self._with_id(tenant, task) for task in batch])
+
+        return await _in_batches(tasks, check, lambda task: len(task.payload), run)
+
+    async def claim(
+        self,
+        tenant: str,
+        commands: Sequence[str],
+        *,
+        limit: int = 1,
+        lease_s: float | None = None,
+        wait_s: float = 0.0,
+        worker: str = "",
+        claim_id: bytes | None = None,
+    ) -> builtins.list[Lease]:
+        """Takes at most `limit` ready tasks, each under a lease of its own; nobody else holds one of them until it
+        expires.
+
+        Commands are tried in the order given. Without `lease_s` the task's own lease counts, then the queue's. Waits up
+        to `wait_s` for the first task. A repeated `claim_id` returns the leases of the first call that are still alive.
+        If the call is cancelled, what it had taken is released.
+        """
+        checks.check_tenant(tenant)
+        checks.check_commands(commands)
+        checks.check_limit(limit)
+        if lease_s is not None:
+            checks.check_lease_s(lease_s)
+        if wait_s:
+            checks.check_number("wait_s", wait_s, 0, checks.WAIT_MAX_S)
+        if worker:
+            checks.check_label("worker", worker)
+        if claim_id is not None:
+            checks.check_claim_id(claim_id)
+        leases = await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+        if leases or not wait_s:
+            return leases
+
+        async def look() -> builtins.list[Lease]:
+            if await self._ready_in_s(tenant, commands) == 0:
+                return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+            return []
+
+        async def pause_s() -> float | None:
+            return await self._ready_in_s(tenant, commands)
+
+        topics = [Ready(tenant, command) for command in commands]
+        return await _wait_for(self.subscribe(topics, limit), look, pause_s, wait_s)
+
+    async def heartbeat(self, beats: Sequence[Heartbeat]) -> builtins.list[Extended | LeaseLost | Rejected]:
+        """Extends leases from now on, and tells whether a cancel was asked for."""
+        return await _in_batches(beats, checks.check_heartbeat, lambda _: 0, self._heartbeat)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
+        """Ends leases. At most one settlement per token is accepted; a wrong token changes nothing."""
+
+        def check(item: Settlement) -> None:
+            checks.check_settlement(item, self.limits)
+
+        return await _in_batches(settlements, check, lambda item: len(item.result or b""), self._settle)
+
+    # ------------------------------------------------------------------------------------------------ looking, acting
+
+    async def get(self, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
+        """Returns each task as it stands. None: this tenant has no such task."""
+        checks.check_tenant(tenant)
+        for ref in refs:
+            checks.check_ref(ref)
+        return [task for batch in _slices(refs) for task in await self._get(tenant, batch)]
+
+    async def cancel(self, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Cancelled]:
+        """Ends what has not started at once; asks the worker of what is in progress to stop."""
+        checks.check_tenant(tenant)
+        for ref in refs:
+            checks.check_ref(ref)
+        return [outcome for batch in _slices(refs) for outcome in await self._cancel(tenant, batch)]
+
+    async def wait(self, tenant: str, ids: Sequence[bytes], wait_s: float) -> builtins.list[Task | None]:
+        """Returns how the tasks stand once any of them has ended (or does not exist), or after `wait_s`."""
+        checks.check_tenant(tenant)
+        checks.check_number("wait_s", wait_s, 0, checks.WAIT_MAX_S)
+        checks.check_whole("the number of ids", len(ids), 1, BATCH_MAX)
+        for task_id in ids:
+            checks.check_id(task_id)
+
+        async def look() -> builtins.list[Task | None]:
+            return await self._get(tenant, ids)
+
+        def over(tasks: builtins.list[Task | None]) -> bool:
+            return any(task is None or task.status.ended for task in tasks)
+
+        topics = [Ended(tenant, task_id) for task_id in dict.fromkeys(ids)]
+        return await _wait_for(self.subscribe(topics), look, _no_hint, wait_s, over)
+
+    async def replay(
+        self, tenant: str, which: Sequence[bytes] | Filter, *, limit: int = BATCH_MAX, cursor: str | None = None
+    ) -> Acted:
+        """Puts dead letters back at the end of their queues with no attempts used; what is not dead is left alone."""
+        self._check_which(tenant, which, limit)
+        return await self._replay(tenant, which, limit, cursor)
+
+    async def purge(
+        self, tenant: str, which: Sequence[bytes] | Filter, *, limit: int = BATCH_MAX, cursor: str | None = None
+    ) -> Acted:
+        """Removes ended tasks (dead letters above all) for good and frees their keys; others are left alone."""
+        self._check_which(tenant, which, limit)
+        return await self._purge(tenant, which, limit, cursor)
+
+    async def retain(self, tenant: str, ids: Sequence[bytes], result_ttl_s: float) -> builtins.list[int | None]:
+        """Keeps the results of ended tasks for at least `result_ttl_s` from now; returns until when, in ms. None: no
+        such task, not ended, or its result is gone."""
+        checks.check_tenant(tenant)
+        checks.check_number("result_ttl_s", result_ttl_s, 0, checks.TTL_MAX_S)
+        for task_id in ids:
+            checks.check_id(task_id)
+        return [kept for batch in _slices(ids) for kept in await self._retain(tenant, batch, result_ttl_s)]
+
+    async def list(
+        self, tenant: str, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Returns tasks that match, a page at a time. Examines a bounded number of records, so a page may be short."""
+        checks.check_tenant(tenant)
+        checks.check_limit(limit)
+        return await self._list(tenant, filter or Filter(), cursor, limit)
+
+    # --------------------------------------------------------------------------------------------- queues and workers
+
+    async def stats(self, tenant: str, commands: Sequence[str] | None = None) -> Stats:
+        """Returns exact counts of the tenant and of its queues (all of them, or those named)."""
+        checks.check_tenant(tenant)
+        for command in commands or ():
+            checks.check_command(command)
+        return await self._stats(tenant, commands)
+
+    async def configure(self, tenant: str, command: str, config: QueueConfig | None = None) -> QueueConfig:
+        """Sets a queue's configuration and returns it; without one, returns what holds now."""
+        checks.check_tenant(tenant)
+        checks.check_command(command)
+        if config is not None:
+            checks.check_queue_config(config)
+        return await self._configure(tenant, command, config)
+
+    async def register(self, tenant: str, info: WorkerInfo, ttl_s: float) -> None:
+        """Tells that a worker is alive; forgotten after `ttl_s`, which 0 makes now."""
+        checks.check_tenant(tenant)
+        checks.check_worker(info)
+        checks.check_number("ttl_s", ttl_s, 0, 86_400)
+        await self._register(tenant, info, ttl_s)
+
+    async def workers(self, tenant: str) -> Sequence[WorkerInfo]:
+        """Returns the workers that are alive, by name."""
+        checks.check_tenant(tenant)
+        return await self._workers(tenant)
+
+    async def tenants(self, *, cursor: str | None = None, limit: int = 100) -> TenantPage:
+        """Returns the tenants that have anything here. The operator's."""
+        checks.check_limit(limit)
+        if cursor is not None:
+            checks.check_tenant(cursor)
+        return await self._tenants(cursor, limit)
+
+    # -------------------------------------------------------------------------------------------------------- journal
+
+    async def events(
+        self,
+        tenant: str,
+        *,
+        shard: int = 0,
+        after: bytes | None = None,
+        until: bytes | None = None,
+        limit: int = BATCH_MAX,
+    ) -> EventPage:
+        """Returns events in order, after one cursor and up to another (inclusive). `*` reads every tenant's.
+
+        Raises `JournalReset` for a cursor of another store and `JournalTrimmed` if something after it is gone.
+        """
+        if tenant != ALL_TENANTS:
+            checks.check_tenant(tenant)
+        checks.check_limit(limit)
+        return await self._events(tenant, shard, after, until, limit)
+
+    async def advance(self, reader: str, shard: int, position: bytes | None) -> None:
+        """Remembers how far a named reader has come, so that trimming waits for it; None forgets the reader."""
+        checks.check_label("reader", reader)
+        await self._advance(reader, shard, position)
+
+    async def sweep(self, budget: int = SWEEP_BUDGET) -> Swept:
+        """Promotes what is due, takes back expired leases, prunes what retention lets go: at most `budget` of each."""
+        checks.check_whole("budget", budget, 1, 100_000)
+        return await self._sweep(budget)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.close()
+
+    # ---------------------------------------------------------------------------------------- what a store implements
+
+    @abc.abstractmethod
+    async def _enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]: ...
+
+    @abc.abstractmethod
+    async def _claim(
+        self,
+        tenant: str,
+        commands: Sequence[str],
+        limit: int,
+        lease_s: float | None,
+        worker: str,
+        claim_id: bytes | None,
+    ) -> builtins.list[Lease]: ...
+
+    @abc.abstractmethod
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+        """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
+
+    @abc.abstractmethod
+    async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]: ...
+
+    @abc.abstractmethod
+    async def _settle(
+        self, settlements: Sequence[Settlement]
+    ) -> Sequence[Settled | Already | LeaseLost | Rejected]: ...
+
+    @abc.abstractmethod
+    async def _get(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Task | None]: ...
+
+    @abc.abstractmethod
+    async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]: ...
+
+    @abc.abstractmethod
+    async def _replay(
+        self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None
+    ) -> Acted: ...
+
+    @abc.abstractmethod
+    async def _purge(
+        self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None
+    ) -> Acted: ...
+
+    @abc.abstractmethod
+    async def _retain(self, tenant: str, ids: Sequence[bytes], result_ttl_s: float) -> Sequence[int | None]: ...
+
+    @abc.abstractmethod
+    async def _list(self, tenant: str, filter: Filter, cursor: str | None, limit: int) -> Page: ...
+
+    @abc.abstractmethod
+    async def _stats(self, tenant: str, commands: Sequence[str] | None) -> Stats: ...
+
+    @abc.abstractmethod
+    async def _configure(self, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig: ...
+
+    @abc.abstractmethod
+    async def _register(self, tenant: str, info: WorkerInfo, ttl_s: float) -> None: ...
+
+    @abc.abstractmethod
+    async def _workers(self, tenant: str) -> Sequence[WorkerInfo]: ...
+
+    @abc.abstractmethod
+    async def _tenants(self, cursor: str | None, limit: int) -> TenantPage: ...
+
+    @abc.abstractmethod
+    async def journal_bounds(self) -> Sequence[JournalBounds]:
+        """Returns what each shard's journal holds now."""
+
+    @abc.abstractmethod
+    async def _events(
+        self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int
+    ) -> EventPage: ...
+
+    @abc.abstractmethod
+    async def readers(self) -> Sequence[Reader]:
+        """Returns the named readers of the journal."""
+
+    @abc.abstractmethod
+    async def _advance(self, reader: str, shard: int, position: bytes | None) -> None: ...
+
+    @abc.abstractmethod
+    async def _sweep(self, budget: int) -> Swept: ...
+
+    @abc.abstractmethod
+    def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
+        """Returns a subscription: enter it, look, then wait on it. `limit`: how many ready tasks it can use."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Lets go of the store. Calls that still wait are answered first; later ones raise `StoreClosed`."""
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _with_id(self, tenant: str, task: NewTask) -> NewTask:
+        return task if task.id else replace(task, id=new_id(tenant, task.command, task.key))
+
+    def _check_which(self, tenant: str, which: Sequence[bytes] | Filter, limit: int) -> None:
+        checks.check_tenant(tenant)
+        checks.check_limit(limit)
+        if isinstance(which, Filter):
+            return
+        if len(which) > BATCH_MAX:
+            raise InvalidOption(f"{len(which)} ids at once: give at most {BATCH_MAX}, or a Filter")
+        for task_id in which:
+            checks.check_id(task_id)
+
+
+async def _in_batches(
+    items: Sequence[Item],
+    check: Callable[[Item], None],
+    size_of: Callable[[Item], int],
+    run: Callable[[list[Item]], Awaitable[Sequence[Outcome]]],
+) -> list[Outcome | Rejected]:
+    """Checks every item, runs the good ones in transactions of bounded count and size, and answers in order."""
+    outcomes: list[Outcome | Rejected] = []
+    batch: list[Item] = []
+    rejected: list[tuple[int, Rejected]] = []
+    batch_bytes = 0
+    for index, item in enumerate(items):
+        try:
+            check(item)
+        except InvalidInput as error:
+            rejected.append((index, Rejected.of(error)))
+            continue
+        size = size_of(item)
+        if len(batch) == BATCH_MAX or (batch and batch_bytes + size > BATCH_MAX_BYTES):
+            outcomes += await run(batch)
+            batch, batch_bytes = [], 0
+        batch.append(item)
+        batch_bytes += size
+    if batch:
+        outcomes += await run(batch)
+    for index, outcome in rejected:
+        outcomes.insert(index, outcome)
+    return outcomes
+
+
+def _slices(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
+    return (items[start : start + BATCH_MAX] for start in range(0, len(items), BATCH_MAX))
+
+
+async def _no_hint() -> None:
+    return None
+
+
+async def _wait_for(
+    subscription: Subscription,
+    look: Callable[[], Awaitable[Outcome]],
+    pause_s: Callable[[], Awaitable[float | None]],
+    wait_s: float,
+    over: Callable[[Outcome], bool] = bool,
+) -> Outcome:
+    """Subscribes, then looks until what it sees is `over` or `wait_s` have passed.
+
+    Sleeps until it is woken, until `pause_s` says that something falls due, or for a jittered second: a lost wake-up
+    delays, it never strands.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + wait_s
+    with subscription:
+        while True:
+            seen = await look()
+            left_s = deadline_s - loop.time()
+            if over(seen) or left_s <= 0:
+                return seen
+            fallback_s = FALLBACK_LOOK_S * random.uniform(0.8, 1.2)
+            due_s = await pause_s()
+            await subscription.wait(min(left_s, fallback_s, due_s or fallback_s))
