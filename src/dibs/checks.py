@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from dibs.codec import check_codec_name
-from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
+from dibs.errors import InvalidName, InvalidOption, PayloadTooLarge
 from dibs.ids import ID_BYTES, key_digest, slot_of
 from dibs.task import (
     BATCH_MAX,
@@ -245,7 +245,8 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
     check_id(item.id)
     check_token(item.token)
     if item.kind is Kind.COMPLETE:
-        _check_result(item, limits)
+        if item.result is not None:
+            _check_result(item.result, item.codec, limits)
     elif type(item.kind) is not Kind:
         raise InvalidOption(f"kind is {_short(item.kind)}: use one of {', '.join(Kind)}")
     elif item.result is not None:
@@ -260,18 +261,16 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
         check_number("result_ttl_s", item.result_ttl_s, 0, TTL_MAX_S)
 
 
-def _check_result(item: Settlement, limits: Limits) -> None:
-    if item.result is None:
-        return
-    if type(item.result) is not bytes:
-        raise InvalidOption(f"the result is {type(item.result).__name__}: encode it to bytes first (dibs.codec)")
-    if len(item.result) > limits.result_max_bytes:
+def _check_result(result: bytes, codec: str, limits: Limits) -> None:
+    if type(result) is not bytes:
+        raise InvalidOption(f"the result is {type(result).__name__}: encode it to bytes first (dibs.codec)")
+    if len(result) > limits.result_max_bytes:
         raise PayloadTooLarge(
-            f"the result is {len(item.result)} bytes and the limit {limits.result_max_bytes}: "
+            f"the result is {len(result)} bytes and the limit {limits.result_max_bytes}: "
             "keep the data elsewhere and return a reference, or raise result_max_bytes"
         )
-    if item.codec != "json":
-        check_codec_name(item.codec)
+    if codec != "json":
+        check_codec_name(codec)
 
 
 def _check_failure(item: Settlement) -> None:
@@ -302,5 +301,3 @@ def _encoded(what: str, text: str) -> bytes:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-

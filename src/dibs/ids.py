@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import time
 import uuid
+from functools import lru_cache
 from hashlib import blake2b
 
 from dibs.errors import InvalidName
@@ -22,24 +24,28 @@ from dibs.errors import InvalidName
 ID_BYTES = 16
 DIGEST_BYTES = 16
 
-_VERSION_7 = 0x7000
-_VARIANT_RFC = 0x80
-_SEQUENCE_MASK = 0x0FFF
+_VERSION_7 = 7 << 76
+_VARIANT_RFC = 2 << 62
 
 # A sequence shared by all threads: ids minted within one millisecond still sort in the order they were minted.
 _sequence = itertools.count(int.from_bytes(os.urandom(2), "big"))
+# Seeded by the system, and again in a child process, which would otherwise repeat its parent's ids. Ids are unique, not
+# secret: what proves ownership is the token of a lease.
+_random = random.Random(os.urandom(32))
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
 def new_id(tenant: str = "default", command: str = "", key: str | None = None) -> bytes:
     """Returns a new id; with a `key`, one in the slot that the key belongs to."""
-    random8 = os.urandom(8)
-    head = (time.time_ns() // 1_000_000 << 16 | _VERSION_7 | next(_sequence) & _SEQUENCE_MASK).to_bytes(8, "big")
-    variant = bytes((_VARIANT_RFC | random8[0] & 0x3F,))
+    head = (time.time_ns() // 1_000_000 << 80) | _VERSION_7 | ((next(_sequence) & 0x0FFF) << 64) | _VARIANT_RFC
+    task_id = (head | _random.getrandbits(62)).to_bytes(ID_BYTES, "big")
     if key is None:
-        return head + variant + random8[1:]
-    return head + variant + random8[1:7] + key_digest(tenant, command, key)[-1:]
+        return task_id
+    return task_id[:-1] + key_digest(tenant, command, key)[-1:]
 
 
+# Asked for twice within one enqueue: for the slot check and for the index entry.
+@lru_cache(maxsize=2048)
 def key_digest(tenant: str, command: str, key: str) -> bytes:
     """Returns 16 bytes for a deduplication key; every part is prefixed by its length, so no two triples collide."""
     digest = blake2b(digest_size=DIGEST_BYTES)

@@ -27,7 +27,13 @@ UNKEPT_STATE_S = 60.0
 RELEASES_FREE = 19
 
 
-class Status(StrEnum):
+class Word(StrEnum):
+    """A fixed set of words that hash as fast as the text they are: they are looked up for every task."""
+
+    __hash__ = str.__hash__
+
+
+class Status(Word):
     """What a task's life has come to."""
 
     PENDING = "PENDING"
@@ -42,7 +48,7 @@ class Status(StrEnum):
         return self in ENDED
 
 
-class Place(StrEnum):
+class Place(Word):
     """Where a task stands. It is always in exactly one place; one that ended well, or was cancelled, is in `none`."""
 
     READY = "ready"
@@ -52,7 +58,7 @@ class Place(StrEnum):
     NONE = "none"
 
 
-class Kind(StrEnum):
+class Kind(Word):
     """How a lease is settled."""
 
     COMPLETE = "complete"
@@ -61,7 +67,7 @@ class Kind(StrEnum):
     RELEASE = "release"
 
 
-class Reason(StrEnum):
+class Reason(Word):
     """Why a task ended other than by completing, where the queue itself decided."""
 
     FAILED = "FAILED"
@@ -72,7 +78,7 @@ class Reason(StrEnum):
     DUPLICATE = "DUPLICATE"
 
 
-class Cause(StrEnum):
+class Cause(Word):
     """Why a token was not accepted."""
 
     UNKNOWN = "unknown"
@@ -189,7 +195,7 @@ class Rejected(Struct, frozen=True, gc=False, tag=True):
 # ------------------------------------------------------------------------------------------------------------ claim
 
 
-class Lease(Struct, frozen=True, kw_only=True, gc=False):
+class Lease(Struct, frozen=True, gc=False):
     """A task held by one worker until `lease_end_ms`. The token is new for every claim: it is what settles the task."""
 
     tenant: str
@@ -443,7 +449,7 @@ class TenantPage(Struct, frozen=True):
 # ---------------------------------------------------------------------------------------------------------- journal
 
 
-class EventKind(StrEnum):
+class EventKind(Word):
     """What happened to a task."""
 
     ENQUEUED = "enqueued"

@@ -14,7 +14,7 @@ import abc
 import asyncio
 import builtins
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -94,14 +94,16 @@ class Store(abc.ABC):
         not acceptable is :class:`Rejected` without touching the others. The id is checked before the key.
         """
         checks.check_tenant(tenant)
-
-        def check(task: NewTask) -> None:
-            checks.check_new_task(tenant, task, self.limits)
-
-        async def run(batch: builtins.list[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]:
-            return await self._enqueue(tenant, [self._with_id(tenant, task) for task in batch])
-
-        return await _in_batches(tasks, check, lambda task: len(task.payload), run)
+        rejected: dict[int, Rejected] = {}
+        for index, task in enumerate(tasks):
+            try:
+                checks.check_new_task(tenant, task, self.limits)
+            except InvalidInput as error:
+                rejected[index] = Rejected.of(error)
+        outcomes: builtins.list[Enqueued | Duplicate | Rejected] = []
+        for batch in _batches(tasks, rejected, lambda task: len(task.payload)):
+            outcomes += await self._enqueue(tenant, [self._with_id(tenant, task) for task in batch])
+        return _merged(outcomes, rejected)
 
     async def claim(
         self,
@@ -149,15 +151,31 @@ class Store(abc.ABC):
 
     async def heartbeat(self, beats: Sequence[Heartbeat]) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases from now on, and tells whether a cancel was asked for."""
-        return await _in_batches(beats, checks.check_heartbeat, lambda _: 0, self._heartbeat)
+        rejected: dict[int, Rejected] = {}
+        for index, beat in enumerate(beats):
+            try:
+                checks.check_heartbeat(beat)
+            except InvalidInput as error:
+                rejected[index] = Rejected.of(error)
+        outcomes: builtins.list[Extended | LeaseLost | Rejected] = []
+        for batch in _batches(beats, rejected, lambda _: 0):
+            outcomes += await self._heartbeat(batch)
+        return _merged(outcomes, rejected)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
+    async def settle(
+        self, settlements: Sequence[Settlement]
+    ) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
         """Ends leases. At most one settlement per token is accepted; a wrong token changes nothing."""
-
-        def check(item: Settlement) -> None:
-            checks.check_settlement(item, self.limits)
-
-        return await _in_batches(settlements, check, lambda item: len(item.result or b""), self._settle)
+        rejected: dict[int, Rejected] = {}
+        for index, item in enumerate(settlements):
+            try:
+                checks.check_settlement(item, self.limits)
+            except InvalidInput as error:
+                rejected[index] = Rejected.of(error)
+        outcomes: builtins.list[Settled | Already | LeaseLost | Rejected] = []
+        for batch in _batches(settlements, rejected, lambda item: len(item.result or b"")):
+            outcomes += await self._settle(batch)
+        return _merged(outcomes, rejected)
 
     # ------------------------------------------------------------------------------------------------ looking, acting
 
@@ -330,14 +348,10 @@ class Store(abc.ABC):
     async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]: ...
 
     @abc.abstractmethod
-    async def _replay(
-        self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None
-    ) -> Acted: ...
+    async def _replay(self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted: ...
 
     @abc.abstractmethod
-    async def _purge(
-        self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None
-    ) -> Acted: ...
+    async def _purge(self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted: ...
 
     @abc.abstractmethod
     async def _retain(self, tenant: str, ids: Sequence[bytes], result_ttl_s: float) -> Sequence[int | None]: ...
@@ -403,34 +417,34 @@ class Store(abc.ABC):
             checks.check_id(task_id)
 
 
-async def _in_batches(
-    items: Sequence[Item],
-    check: Callable[[Item], None],
-    size_of: Callable[[Item], int],
-    run: Callable[[list[Item]], Awaitable[Sequence[Outcome]]],
-) -> list[Outcome | Rejected]:
-    """Checks every item, runs the good ones in transactions of bounded count and size, and answers in order."""
-    outcomes: list[Outcome | Rejected] = []
+def _batches(
+    items: Sequence[Item], rejected: Container[int], size_of: Callable[[Item], int]
+) -> Iterable[Sequence[Item]]:
+    """Yields the items that were not rejected, in transactions of bounded count and size."""
+    if len(items) == 1 and not rejected:
+        yield items
+        return
     batch: list[Item] = []
-    rejected: list[tuple[int, Rejected]] = []
     batch_bytes = 0
     for index, item in enumerate(items):
-        try:
-            check(item)
-        except InvalidInput as error:
-            rejected.append((index, Rejected.of(error)))
+        if index in rejected:
             continue
         size = size_of(item)
         if len(batch) == BATCH_MAX or (batch and batch_bytes + size > BATCH_MAX_BYTES):
-            outcomes += await run(batch)
+            yield batch
             batch, batch_bytes = [], 0
         batch.append(item)
         batch_bytes += size
     if batch:
-        outcomes += await run(batch)
-    for index, outcome in rejected:
-        outcomes.insert(index, outcome)
-    return outcomes
+        yield batch
+
+
+def _merged(outcomes: list[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome | Rejected]:
+    """Returns the outcomes of all items, in their order."""
+    merged: list[Outcome | Rejected] = [*outcomes]
+    for index, outcome in rejected.items():
+        merged.insert(index, outcome)
+    return merged
 
 
 def _slices(items: Sequence[Item]) -> Iterable[Sequence[Item]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import Txn
-from dibs.stores.ordered.keys import EXPIRE_WORKER, expiry_key, queue_keys, reader_key, tenant_keys
-from dibs.stores.ordered.records import Detail, State, StoredWorker, decode_config, encode_config, encode_worker
+from dibs.stores.ordered.keys import EXPIRE_WORKER, reader_key, tenant_keys
+from dibs.stores.ordered.records import Detail, State, StoredWorker, encode_worker
 from dibs.stores.ordered.views import live_state, matching_ids, resolve
 from dibs.stores.ordered.work import Work
 from dibs.task import (
@@ -27,7 +27,7 @@ from dibs.task import (
 
 def cancel(txn: Txn, tenant: str, refs: Sequence[TaskRef]) -> list[Cancelled]:
     """Ends what has not started; flags what is in progress."""
-    work = Work(txn)
+    work = Work.of(txn)
     outcomes = []
     for ref in refs:
         task_id = resolve(txn, tenant, ref)
@@ -42,40 +42,38 @@ def cancel(txn: Txn, tenant: str, refs: Sequence[TaskRef]) -> list[Cancelled]:
 
 
 def _cancel_one(work: Work, tenant: str, task_id: bytes, state: State) -> Cancelled:
-    queue = queue_keys(tenant, state.command)
+    queue = work.queue(tenant, state.command)
     if state.status.ended:
         return Cancelled("ended", state.status)
     if state.status is Status.PENDING:
-        work.end(queue, task_id, state, Status.CANCELLED, Reason.CANCELLED)
-        work.event(EventKind.CANCELLED, queue, task_id, state, detail=Detail(Reason.CANCELLED))
+        queue.end(task_id, state, Status.CANCELLED, Reason.CANCELLED)
+        queue.event(EventKind.CANCELLED, task_id, state.attempts, detail=Detail(Reason.CANCELLED))
         return Cancelled("cancelled", state.status)
     if not state.cancel:
         state.cancel = True
-        work.save(queue, task_id, state)
-        work.event(EventKind.CANCELLING, queue, task_id, state, state.worker)
+        queue.save(task_id, state)
+        queue.event(EventKind.CANCELLING, task_id, state.attempts, state.worker)
     return Cancelled("cancelling", state.status)
 
 
 def replay(txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
     """Revives dead letters. A task that is not dead any more is left alone, so a repeat is harmless."""
-    work = Work(txn)
+    work = Work.of(txn)
     found, cursor = _dead_or_ended(txn, tenant, which, limit, cursor, only_dead=True)
     for task_id, state in found:
-        queue = queue_keys(tenant, state.command)
-        work.revive(queue, task_id, state)
-        work.event(EventKind.REPLAYED, queue, task_id, state)
+        work.queue(tenant, state.command).revive(task_id, state)
     work.flush()
     return Acted([task_id for task_id, _ in found], cursor)
 
 
 def purge(txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
     """Removes ended tasks for good."""
-    work = Work(txn)
+    work = Work.of(txn)
     found, cursor = _dead_or_ended(txn, tenant, which, limit, cursor, only_dead=False)
     for task_id, state in found:
-        queue = queue_keys(tenant, state.command)
-        work.remove(queue, task_id, state)
-        work.event(EventKind.PURGED, queue, task_id, state)
+        queue = work.queue(tenant, state.command)
+        queue.remove(task_id, state)
+        queue.event(EventKind.PURGED, task_id, state.attempts)
     work.flush()
     return Acted([task_id for task_id, _ in found], cursor)
 
@@ -97,35 +95,29 @@ def _dead_or_ended(
 
 def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int | None]:
     """Keeps results longer; never shorter than before."""
-    work = Work(txn)
+    work = Work.of(txn)
     kept: dict[bytes, int | None] = {}
     for task_id in ids:
         state = live_state(txn, tenant_keys(tenant), task_id)
         if state is None or not state.status.ended or state.result_until_ms <= txn.now_ms:
             kept[task_id] = None
             continue
-        queue = queue_keys(tenant, state.command)
+        queue = work.queue(tenant, state.command)
         state.result_until_ms = max(state.result_until_ms, txn.now_ms + ttl_ms)
         state.kept_until_ms = max(state.kept_until_ms, state.result_until_ms)
-        work.expire_later(queue, task_id, state)
-        work.save(queue, task_id, state)
+        queue.expire_later(task_id, state)
+        queue.save(task_id, state)
         kept[task_id] = state.result_until_ms
     work.flush()
     return [kept[task_id] for task_id in ids]
 
 
 def configure(txn: Txn, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig:
-    """Sets or reads a queue's configuration; the defaults take no room."""
-    queue = queue_keys(tenant, command)
-    stored = txn.get(queue.config)
-    before = QueueConfig() if stored is None else decode_config(stored)
-    if config is None:
-        return before
-    if config == QueueConfig():
-        txn.delete(queue.config)
-    else:
-        txn.put(queue.config, encode_config(config))
-    return config
+    """Sets or reads a queue's configuration."""
+    queue = Work.of(txn).queue(tenant, command)
+    if config is not None:
+        queue.set_config(config)
+    return queue.config()
 
 
 def register(txn: Txn, tenant: str, info: WorkerInfo, ttl_ms: int) -> None:
@@ -135,9 +127,11 @@ def register(txn: Txn, tenant: str, info: WorkerInfo, ttl_ms: int) -> None:
     if ttl_ms == 0:
         txn.delete(key)
         return
+    work = Work.of(txn)
     expires_ms = txn.now_ms + ttl_ms
-    txn.put(key, encode_worker(StoredWorker(expires_ms, replace(info, seen_ms=txn.now_ms))))
-    txn.put(expiry_key(expires_ms, EXPIRE_WORKER, tenant, name), b"")
+    work.others.append((key, encode_worker(StoredWorker(expires_ms, replace(info, seen_ms=txn.now_ms)))))
+    work.expire(expires_ms, EXPIRE_WORKER, tenant, name)
+    work.flush()
 
 
 def advance(txn: Txn, reader: str, shard: int, position: bytes | None) -> None:

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from dibs.ids import ID_BYTES
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
-    AFTER_SEPARATOR,
     EXPIRE_CLAIM,
-    QueueKeys,
-    expiry_key,
     from8,
-    id_of,
     queue_keys,
     tenant_keys,
 )
@@ -28,7 +25,7 @@ from dibs.stores.ordered.records import (
     encode_claim,
 )
 from dibs.stores.ordered.sweep import settle_due
-from dibs.stores.ordered.work import Work
+from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import LEASE_DEFAULT_S, EventKind, Lease, Status
 
 PROMOTED_PER_CLAIM = 200
@@ -47,6 +44,10 @@ class ClaimCall(Struct, frozen=True, gc=False):
     claim_id: bytes | None
     randoms: bytes
 
+    def token(self, version: int, index: int) -> bytes:
+        """The token of the claim's lease number `index`."""
+        return version.to_bytes(8, "big") + self.randoms[index * RANDOM_BYTES : (index + 1) * RANDOM_BYTES]
+
 
 def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
     """Takes up to `limit` tasks, trying the queues in the order given."""
@@ -54,16 +55,16 @@ def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
         repeated = _repeated(txn, call)
         if repeated is not None:
             return repeated
-    work = Work(txn)
+    work = Work.of(txn)
     leases: list[Lease] = []
     for command in call.commands:
-        queue = queue_keys(call.tenant, command)
-        if work.config(queue).paused:
+        queue = work.queue(call.tenant, command)
+        if queue.config().paused:
             continue
-        due = txn.get(queue.due)
+        due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
-            settle_due(work, queue, PROMOTED_PER_CLAIM)
-        _take(work, queue, call, leases)
+            settle_due(queue, PROMOTED_PER_CLAIM)
+        _take(queue, call, leases)
         if len(leases) == call.limit:
             break
     if call.claim_id is not None and leases:
@@ -80,7 +81,7 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
         config = txn.get(queue.config)
         if config is not None and decode_config(config).paused:
             continue
-        if txn.scan_keys(queue.ready, _end(queue.ready), 1):
+        if txn.scan_keys(queue.ready, queue.ready_end, 1):
             return 0
         due = txn.get(queue.due)
         if due is not None:
@@ -89,66 +90,52 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
-def _take(work: Work, queue: QueueKeys, call: ClaimCall, leases: list[Lease]) -> None:
+def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
     """Leases from the head of one queue until the claim is satisfied or the queue is empty."""
+    work, keys = queue.work, queue.keys
     txn = work.txn
-    ids: list[bytes] = []
-    attempts: list[int] = []
-    while len(leases) < call.limit:
-        wanted = call.limit - len(leases)
-        taken = [id_of(key) for key in txn.scan_keys(queue.ready, _end(queue.ready), wanted)]
-        states = txn.get_many([queue.tenant.state + task_id for task_id in taken])
-        bodies = txn.get_many([queue.tenant.body + task_id for task_id in taken])
-        for task_id in taken:
-            state = decode_state(states[queue.tenant.state + task_id])
-            if state.expired_unstarted(txn.now_ms):
-                work.expire_unstarted(queue, task_id, state)
+    state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
+    queue_lease_ms = int((queue.config().lease_s or LEASE_DEFAULT_S) * 1000)
+    while (wanted := call.limit - len(leases)) > 0:
+        ids = [key[-ID_BYTES:] for key in txn.scan_keys(keys.ready, keys.ready_end, wanted)]
+        states = txn.get_many([state_prefix + task_id for task_id in ids])
+        bodies = txn.get_many([body_prefix + task_id for task_id in ids])
+        for task_id, state_data, body_data in zip(ids, states, bodies, strict=True):
+            state = decode_state(state_data)  # type: ignore[arg-type]  # a ready task without a state is unreadable
+            if state.expires_ms and state.expired_unstarted(work.now_ms):
+                queue.expire_unstarted(task_id, state)
                 continue
-            body = decode_body(bodies[queue.tenant.body + task_id])
-            leases.append(_lease(work, queue, call, task_id, state, body, len(leases)))
-            ids.append(task_id)
-            attempts.append(state.attempts)
+            body = decode_body(body_data)  # type: ignore[arg-type]  # and so is one without a body
+            state.token = call.token(txn.version, len(leases))
+            state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
+            state.worker = call.worker
+            state.attempts += 1
+            queue.to_leased(task_id, state, work.now_ms + state.lease_ms)
+            queue.event(EventKind.CLAIMED, task_id, state.attempts, call.worker)
+            leases.append(_lease_of(call.tenant, task_id, state, body))
         work.flush()
-        if len(taken) < wanted:
-            # The queue is empty now: the next ready task sets the mark again.
-            if taken or txn.get(queue.ready_mark) is not None:
-                txn.delete(queue.ready_mark)
-            break
-    if ids:
-        txn.journal.write(EventKind.CLAIMED, call.tenant, queue.command, ids, attempts, call.worker)
-
-
-def _lease(
-    work: Work, queue: QueueKeys, call: ClaimCall, task_id: bytes, state: State, body: Body, index: int
-) -> Lease:
-    lease_ms = call.lease_ms or body.lease_ms or int((work.config(queue).lease_s or LEASE_DEFAULT_S) * 1000)
-    state.attempts += 1
-    state.token = work.txn.version.to_bytes(8, "big") + call.randoms[index * RANDOM_BYTES : (index + 1) * RANDOM_BYTES]
-    state.worker = call.worker
-    state.home = state.rank
-    state.lease_ms = lease_ms
-    state.progress = None
-    work.to_leased(queue, task_id, state, work.now_ms + lease_ms)
-    return _lease_of(call.tenant, task_id, state, body)
+        if len(ids) < wanted:
+            queue.emptied()
+            return
 
 
 def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
     return Lease(
-        tenant=tenant,
-        id=task_id,
-        token=state.token,
-        command=state.command,
-        payload=body.payload,
-        codec=body.codec,
-        priority=state.priority,
-        attempt=state.attempts,
-        max_attempts=state.max_attempts,
-        lease_s=state.lease_ms / 1000,
-        lease_end_ms=state.lease_end_ms,
-        enqueued_ms=state.enqueued_ms,
-        timeout_s=body.timeout_ms / 1000 if body.timeout_ms else None,
-        key=body.key,
-        traceparent=body.traceparent,
+        tenant,
+        task_id,
+        state.token,
+        state.command,
+        body.payload,
+        body.codec,
+        state.priority,
+        state.attempts,
+        state.max_attempts,
+        state.lease_ms / 1000,
+        state.lease_end_ms,
+        state.enqueued_ms,
+        body.timeout_ms / 1000 if body.timeout_ms else None,
+        body.key,
+        body.traceparent,
     )
 
 
@@ -176,9 +163,5 @@ def _remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
     assert call.claim_id is not None
     expires_ms = max(lease.lease_end_ms for lease in leases)
     claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases])
-    work.put(tenant_keys(call.tenant).claim + call.claim_id, encode_claim(claim))
-    work.put(expiry_key(expires_ms, EXPIRE_CLAIM, call.tenant, call.claim_id), b"")
-
-
-def _end(prefix: bytes) -> bytes:
-    return prefix[:-1] + AFTER_SEPARATOR
+    work.others.append((tenant_keys(call.tenant).claim + call.claim_id, encode_claim(claim)))
+    work.expire(expires_ms, EXPIRE_CLAIM, call.tenant, call.claim_id)

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from dibs.errors import StoreCorrupt
 from dibs.ids import ID_BYTES, id_to_text
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     COUNTER_FIELDS,
     DUE,
     EXPIRE_TASK,
+    EXPIRIES,
     JOURNAL,
     META_JOURNAL_BYTES,
     SEPARATOR,
@@ -28,13 +28,23 @@ from dibs.stores.ordered.keys import (
     end_of,
     expiry_key,
     from8,
+    from_count,
     id_of,
     ms8,
     parse_due_key,
+    parse_expiry_key,
     queue_keys,
+    split_ids,
     tenant_keys,
 )
-from dibs.stores.ordered.records import State, decode_body, decode_result, decode_runs, decode_state
+from dibs.stores.ordered.records import (
+    State,
+    UnreadableRecord,
+    decode_body,
+    decode_result,
+    decode_runs,
+    decode_state,
+)
 from dibs.stores.ordered.views import tenants
 from dibs.task import PLACES, Place, Status
 
@@ -82,14 +92,16 @@ def examine(txn: ReadTxn) -> Report:
 def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
     counts: Counter[bytes] = Counter()
     earliest: dict[QueueKeys, int] = {}
+    ended = 0
     for key, value in _items(txn, tenant.state):
         task_id = id_of(key)
         try:
             state = decode_state(value)
-        except StoreCorrupt:
+        except UnreadableRecord:
             report.add("state cannot be read", key)
             continue
         report.tasks += 1
+        ended += state.status.ended
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
         for what in _task_problems(txn, queue, task_id, state):
@@ -97,11 +109,14 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
         if state.place in (Place.LEASED, Place.DELAYED):
             earliest[queue] = min(earliest.get(queue, from8(state.rank[:8])), from8(state.rank[:8]))
     _examine_indexes(txn, tenant, report)
+    expiring = len(set(_expiring(txn, tenant)))
+    if expiring != ended:
+        report.add(f"{ended} tasks have ended and {expiring} will expire", tenant.name)
     for queue, at_ms in earliest.items():
         due = txn.get(queue.due)
         if due is None or from8(due) > at_ms or txn.get(due_key(due, queue)) is None:
             report.add("something is due and the due index does not know", queue.name)
-    stored = {key: int.from_bytes(value, "big", signed=True) for key, value in _items(txn, tenant.counters)}
+    stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
     for key in stored.keys() | counts.keys():
         if stored.get(key, 0) != counts[key]:
             report.add(f"counter is {stored.get(key, 0)} and a recount gives {counts[key]}", key)
@@ -117,8 +132,6 @@ def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State)
     forgotten = not state.keep and state.status is Status.COMPLETED
     if txn.get(queue.tenant.body + task_id) is None and not forgotten:
         yield "no body"
-    if state.status.ended and txn.get(_task_expiry(queue, task_id, state)) is None:
-        yield "ended, and will never expire"
     if (state.status is Status.IN_PROGRESS) != bool(state.token):
         yield "a token without a lease, or a lease without a token"
 
@@ -148,9 +161,9 @@ def _examine_journal(txn: ReadTxn, report: Report) -> None:
         size += len(key) + len(value)
         try:
             report.events += sum(len(run.ids) for run in decode_runs(value))
-        except StoreCorrupt:
+        except UnreadableRecord:
             report.add("journal entry cannot be read", key)
-    counted = int.from_bytes(txn.get(META_JOURNAL_BYTES) or b"", "big", signed=True)
+    counted = from_count(txn.get(META_JOURNAL_BYTES))
     if counted != size:
         report.add(f"the journal's size is counted as {counted} and is {size}", META_JOURNAL_BYTES)
 
@@ -167,12 +180,13 @@ def repair(txn: Txn) -> None:
         if txn.get(queue.due) != ms8(at_ms):
             txn.delete(key)
     size = sum(len(key) + len(value) for key, value in _items(txn, JOURNAL))
-    txn.add(META_JOURNAL_BYTES, size - int.from_bytes(txn.get(META_JOURNAL_BYTES) or b"", "big", signed=True))
+    txn.add(META_JOURNAL_BYTES, size - from_count(txn.get(META_JOURNAL_BYTES)))
 
 
 def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
     counts: Counter[bytes] = Counter()
     _drop_orphans(txn, tenant)
+    expiring = set(_expiring(txn, tenant))
     for key, value in list(_items(txn, tenant.state)):
         task_id = id_of(key)
         state = decode_state(value)
@@ -184,9 +198,9 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
             txn.put(queue.ready_mark, b"")
         if state.place in (Place.LEASED, Place.DELAYED):
             _know_due(txn, queue, from8(state.rank[:8]))
-        if state.status.ended:
-            txn.put(_task_expiry(queue, task_id, state), b"")
-    stored = {key: int.from_bytes(value, "big", signed=True) for key, value in _items(txn, tenant.counters)}
+        if state.status.ended and task_id not in expiring:
+            txn.put(expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant.name, task_id), task_id)
+    stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
     for key in stored.keys() | counts.keys():
         txn.add(key, counts[key] - stored.get(key, 0))
 
@@ -244,7 +258,7 @@ def _state(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> State | None:
 def _readable(is_body: bool, value: bytes) -> bool:
     try:
         decode_body(value) if is_body else decode_result(value)
-    except StoreCorrupt:
+    except UnreadableRecord:
         return False
     return True
 
@@ -253,8 +267,15 @@ def _entry(queue: QueueKeys, task_id: bytes, state: State) -> bytes:
     return b"" if state.place is Place.NONE else queue.of_place[state.place] + state.rank + task_id
 
 
-def _task_expiry(queue: QueueKeys, task_id: bytes, state: State) -> bytes:
-    return expiry_key(state.kept_until_ms, EXPIRE_TASK, queue.tenant.name, task_id)
+def _expiring(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
+    """Yields the ended tasks that an expiry entry will remove."""
+    for key, value in _items(txn, EXPIRIES):
+        at_ms, kind, name = parse_expiry_key(key)
+        if kind == EXPIRE_TASK and name == tenant.name:
+            for task_id in split_ids(value):
+                state = _state(txn, tenant, task_id)
+                if state is not None and state.kept_until_ms == at_ms:
+                    yield task_id
 
 
 def _count(counts: Counter[bytes], queue: QueueKeys, state: State) -> None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dibs.clock import Clock
 from dibs.errors import DibsError
 from dibs.stores.ordered.journal import JournalWriter
-from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, ms8
+from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, from_count, ms8
 from dibs.stores.ordered.records import Run
 from dibs.stores.wakeups import Ended, Journalled, Ready, Wakeups
 from dibs.task import EventKind
+
+if TYPE_CHECKING:
+    from dibs.stores.ordered.work import Work
 
 T = TypeVar("T")
 
@@ -46,8 +49,8 @@ class ReadTxn(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Returns what there is of `keys`."""
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Returns the value of each key, in order."""
 
     def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
         """Returns at most `limit` items with start <= key < stop, in order."""
@@ -61,6 +64,8 @@ class Txn(ReadTxn, Protocol):
 
     version: int
     """Grows with every call, in the order in which calls take effect, and survives restarts."""
+    work: Work | None
+    """What the calls of this transaction collect."""
 
     def put(self, key: bytes, value: bytes) -> Any: ...
 
@@ -181,9 +186,7 @@ class Lane:
         self.wakeups = Wakeups()
         self._pending: list[Call] = []
 
-    def transact(
-        self, fn: Callable[[Txn], T], abandoned: Callable[[T], None] | None = None
-    ) -> asyncio.Future[T]:
+    def transact(self, fn: Callable[[Txn], T], abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
         """Runs `fn` in a transaction; the future is done when that is durable. `abandoned` gets the result if nobody
         waits for it any more."""
         future: asyncio.Future[T] = self.loop.create_future()
@@ -244,6 +247,8 @@ def run_calls(txn: Txn, calls: Iterable[Call]) -> None:
         try:
             call.result = call.fn(txn)
         except DibsError as error:
+            if txn.work is not None and txn.work.pending():
+                raise
             call.error = error
     txn.version = version
 
@@ -251,18 +256,20 @@ def run_calls(txn: Txn, calls: Iterable[Call]) -> None:
 def flush_txn(txn: EngineTxn) -> None:
     """Writes what a transaction collected on the side: journal, counters, and the version counter, which is kept in
     the database itself because a compacting copy resets the engine's own."""
+    if txn.work is not None:
+        txn.work.finish()
     size = 0
     for key, value in txn.journal.entries(txn.version):
         txn.put(key, value)
         size += len(key) + len(value)
     if size:
         txn.add(META_JOURNAL_BYTES, size)
-    known = txn.get_many(txn.counts)
     for key, delta in txn.counts.items():
-        count = int.from_bytes(known.get(key, b""), "big", signed=True) + delta
+        known = txn.get(key)
+        count = from_count(known) + delta
         if count:
             txn.put(key, count.to_bytes(8, "big", signed=True))
-        elif key in known:
+        elif known is not None:
             txn.delete(key)
     if txn.dirty:
         txn.put(META_VERSION, ms8(txn.version))

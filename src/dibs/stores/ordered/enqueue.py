@@ -9,10 +9,10 @@ from msgspec import Struct
 from dibs.errors import StoreFull
 from dibs.ids import key_digest
 from dibs.stores.ordered.engine import Txn
-from dibs.stores.ordered.keys import EXPIRE_START, QueueKeys, expiry_key, queue_keys, tenant_keys
+from dibs.stores.ordered.keys import EXPIRE_START, tenant_keys
 from dibs.stores.ordered.records import Body, State, decode_state, encode_body
 from dibs.stores.ordered.views import result_of
-from dibs.stores.ordered.work import Work
+from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
     MAX_ATTEMPTS_DEFAULT,
     RESULT_TTL_DEFAULT_S,
@@ -26,12 +26,13 @@ from dibs.task import (
     Status,
 )
 
+_RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
+
 
 class Prepared(Struct, frozen=True, gc=False):
     """A task with everything that can be computed before the transaction."""
 
     task: NewTask
-    queue: QueueKeys
     body: bytes
     digest: bytes
 
@@ -43,94 +44,97 @@ def prepare(tenant: str, task: NewTask) -> Prepared:
         task.payload,
         task.codec,
         task.key,
-        _ms(task.lease_s),
-        _ms(task.timeout_s),
+        0 if task.lease_s is None else _ms(task.lease_s),
+        0 if task.timeout_s is None else _ms(task.timeout_s),
         task.traceparent,
         task.limit_key,
         task.limit_cost,
     )
     digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
-    return Prepared(task, queue_keys(tenant, task.command), encode_body(body), digest)
+    return Prepared(task, encode_body(body), digest)
 
 
 def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued | Duplicate | Rejected]:
     """Puts a batch in, in its order."""
-    work = Work(txn)
+    work = Work.of(txn)
     full = txn.full()
     state_prefix = tenant_keys(tenant).state
-    known = set(txn.get_many([state_prefix + item.task.id for item in batch]))
-    keys: dict[bytes, bytes] = {}
+    stored = txn.get_many([state_prefix + item.task.id for item in batch])
+    # What this call has put in so far: ids, and the keys that they hold.
+    ids: set[bytes] = set()
+    keys: dict[tuple[str, bytes], bytes] = {}
     outcomes: list[Enqueued | Duplicate | Rejected] = []
-    for item in batch:
-        task_id = item.task.id
-        state_key = state_prefix + task_id
-        if state_key in known:
+    for item, known in zip(batch, stored, strict=True):
+        task = item.task
+        task_id = task.id
+        if known is not None or task_id in ids:
             outcomes.append(Enqueued(task_id, True))
             continue
+        queue = work.queue(tenant, task.command)
         if item.digest:
-            duplicate = _duplicate(work, item, keys)
+            duplicate = _duplicate(queue, item, keys.get((task.command, item.digest)))
             if duplicate is not None:
                 outcomes.append(duplicate)
                 continue
         if full is not None:
             outcomes.append(Rejected(StoreFull.code, full))
             continue
-        _put(work, item)
-        known.add(state_key)
+        ids.add(task_id)
         if item.digest:
-            keys[item.queue.key + item.digest] = task_id
+            keys[(task.command, item.digest)] = task_id
+        _put(queue, item)
         outcomes.append(Enqueued(task_id))
     work.flush()
     return outcomes
 
 
-def _put(work: Work, item: Prepared) -> None:
-    task, queue = item.task, item.queue
-    state = _new_state(work, item)
-    work.put(queue.tenant.body + task.id, item.body)
+def _put(queue: QueueWork, item: Prepared) -> None:
+    task, work = item.task, queue.work
+    task_id = task.id
+    state = _new_state(task, item.digest, work.now_ms, queue.config())
+    queue.put_body(task_id, state, item.body)
     if task.run_at_ms is not None:
-        work.to_delayed(queue, task.id, state, task.run_at_ms)
+        queue.to_delayed(task_id, state, task.run_at_ms)
     elif task.delay_s:
-        work.to_delayed(queue, task.id, state, work.now_ms + _ms(task.delay_s))
+        queue.to_delayed(task_id, state, work.now_ms + _ms(task.delay_s))
     else:
-        work.to_ready(queue, task.id, state)
-    work.tally(queue, "bytes", state.size)
+        queue.to_ready(task_id, state)
     if item.digest:
-        work.put(queue.key + item.digest, task.id)
+        work.others.append((queue.keys.key + item.digest, task_id))
     if state.expires_ms:
-        work.put(expiry_key(state.expires_ms, EXPIRE_START, queue.tenant.name, task.id), b"")
-    work.event(EventKind.ENQUEUED, queue, task.id, state)
+        work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
+    queue.event(EventKind.ENQUEUED, task_id, 0)
 
 
-def _new_state(work: Work, item: Prepared) -> State:
-    task, config = item.task, work.config(item.queue)
-    result_ttl_ms = _ms(_first(task.result_ttl_s, config.result_ttl_s, RESULT_TTL_DEFAULT_S))
+def _new_state(task: NewTask, digest: bytes, now_ms: int, config: QueueConfig) -> State:
+    ttl_s = config.result_ttl_s if task.result_ttl_s is None else task.result_ttl_s
+    ttl_ms = _RESULT_TTL_MS if ttl_s is None else _ms(ttl_s)
+    retention_s = config.retention_s if task.retention_s is None else task.retention_s
     return State(
         task.command,
         Status.PENDING,
         Place.NONE,
         b"",
-        _priority(task, config),
+        (config.priority or 0) if task.priority is None else task.priority,
         0,
         task.max_attempts or config.max_attempts or MAX_ATTEMPTS_DEFAULT,
         len(task.payload),
-        work.now_ms,
-        work.now_ms,
-        0 if task.expires_s is None else work.now_ms + _ms(task.expires_s),
-        result_ttl_ms,
-        max(result_ttl_ms, _ms(_first(task.retention_s, config.retention_s, 0))),
+        now_ms,
+        now_ms,
+        0 if task.expires_s is None else now_ms + _ms(task.expires_s),
+        ttl_ms,
+        ttl_ms if retention_s is None else max(ttl_ms, _ms(retention_s)),
         task.keep,
-        item.digest,
+        digest,
     )
 
 
-def _duplicate(work: Work, item: Prepared, keys: dict[bytes, bytes]) -> Duplicate | None:
+def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Duplicate | None:
     """Returns what holds the key, if that is still kept."""
-    queue = item.queue
-    key = queue.key + item.digest
-    if key in keys:
-        return Duplicate(keys[key], Status.PENDING)
-    owner = work.txn.get(key)
+    work = queue.work
+    if put_now is not None:
+        return Duplicate(put_now, Status.PENDING)
+    owner = work.txn.get(queue.keys.key + item.digest)
     stored = None if owner is None else work.txn.get(queue.tenant.state + owner)
     if owner is None or stored is None:
         return None
@@ -138,20 +142,11 @@ def _duplicate(work: Work, item: Prepared, keys: dict[bytes, bytes]) -> Duplicat
     if state.gone(work.now_ms):
         return None
     if item.task.on_duplicate == "replay_dead" and state.status is Status.FAILED:
-        work.revive(queue, owner, state)
-        work.event(EventKind.REPLAYED, queue, owner, state)
+        queue.revive(owner, state)
         work.flush()
         return Duplicate(owner, Status.PENDING, replayed=True)
     return Duplicate(owner, state.status, result_of(work.txn, queue.tenant, owner, state))
 
 
-def _priority(task: NewTask, config: QueueConfig) -> int:
-    return task.priority if task.priority is not None else config.priority or 0
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
-
-
-def _ms(seconds: float | None) -> int:
-    return 0 if seconds is None else round(seconds * 1000)
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

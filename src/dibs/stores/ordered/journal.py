@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from dibs.errors import InvalidCursor, JournalReset, JournalTrimmed
-from dibs.stores.ordered.keys import JOURNAL, META_JOURNAL_TRIMMED, end_of
+from dibs.stores.ordered.keys import JOURNAL, META_JOURNAL_TRIMMED, QueueKeys, end_of
 from dibs.stores.ordered.records import Detail, Run, decode_runs, encode_runs
 from dibs.task import Event, EventKind, EventPage
 
@@ -30,38 +30,41 @@ JOURNAL_END = end_of(JOURNAL)
 class JournalWriter:
     """Collects the events of one transaction."""
 
-    __slots__ = ("at_ms", "runs")
+    __slots__ = ("_at_ms", "_last", "_queue", "runs")
 
     def __init__(self, at_ms: int) -> None:
-        self.at_ms = at_ms
         self.runs: list[Run] = []
+        self._at_ms = at_ms
+        self._last: Run | None = None
+        self._queue: QueueKeys | None = None
 
-    def write(
+    def event(
         self,
+        queue: QueueKeys,
         kind: EventKind,
-        tenant: str,
-        command: str,
-        ids: list[bytes],
-        attempts: list[int],
+        task_id: bytes,
+        attempt: int,
         worker: str = "",
-        details: list[Detail | None] | None = None,
+        detail: Detail | None = None,
     ) -> None:
-        """Adds events. Calls that share a transaction and agree in everything else share a run."""
-        if self.runs:
-            last = self.runs[-1]
-            if (
-                last.kind is kind
-                and last.command == command
-                and last.tenant == tenant
-                and last.worker == worker
-                and last.details is None
-                and details is None
-                and len(last.ids) + len(ids) <= ENTRY_EVENTS_MAX
-            ):
-                last.ids += ids
-                last.attempts += attempts
-                return
-        self.runs.append(Run(kind, tenant, command, self.at_ms, worker, ids, attempts, details))
+        """Adds an event. Those that follow each other and agree in what they share become one run, also across the
+        calls of a group."""
+        run = self._last
+        if (
+            run is None
+            or self._queue is not queue
+            or run.kind is not kind
+            or detail is not None
+            or run.details is not None
+            or run.worker != worker
+            or len(run.ids) == ENTRY_EVENTS_MAX
+        ):
+            details = None if detail is None else [detail]
+            run = Run(kind, queue.tenant.name, queue.command, self._at_ms, worker, [], [], details)
+            self.runs.append(run)
+            self._last, self._queue = run, queue
+        run.ids.append(task_id)
+        run.attempts.append(attempt)
 
     def entries(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """Yields the keys and values to store, each with at most 1,000 events."""
@@ -151,7 +154,9 @@ class JournalReader:
             return start
         cursor = self._cursor(after)
         if cursor < start:
-            raise JournalTrimmed("events after this cursor were trimmed: go on from journal_bounds() if you accept that")
+            raise JournalTrimmed(
+                "events after this cursor were trimmed: go on from journal_bounds() if you accept that"
+            )
         return cursor
 
     def _cursor(self, data: bytes) -> Cursor:
@@ -163,7 +168,7 @@ class JournalReader:
     def _walk(self, begin: Cursor) -> Iterator[tuple[Cursor, Run, int]]:
         key, skip = JOURNAL + begin.position, begin.index + 1
         while items := self._txn.scan(key, JOURNAL_END, 16):
-            for key, value in items:  # noqa: B007 the last key is where the next scan goes on
+            for key, value in items:
                 index_in_entry = 0
                 for run in decode_runs(value):
                     for index in range(len(run.ids)):
@@ -193,4 +198,3 @@ def _event(cursor: Cursor, run: Run, index: int) -> Event:
 
 def _count(runs: Sequence[Run]) -> int:
     return sum(len(run.ids) for run in runs)
-

@@ -5,7 +5,7 @@ tenant, command or reader name can contain, so no name can run into its neighbou
 
     <tenant>·T<id>                                    body: immutable, so a claim never rewrites the payload
     <tenant>·S<id>                                    state: where the task stands and who holds it
-    <tenant>·R<id>                                    result, or the latest error
+    <tenant>·R<id>                                    result, or the latest error, unless it is small: then in the state
     <tenant>·K<command>·<digest16>          → id      deduplication
     <tenant>·P<command>·<9-prio><version8><n4><kind1><id>    ready
     <tenant>·D<command>·<visible_ms8><kind1><id>      delayed
@@ -18,7 +18,7 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     <tenant>·U<command>                     → due_ms8 when the queue next has something due
     A<due_ms8><tenant>·<command>                      the same, in order of time
     Y<tenant>·<command>                               queues that may have ready tasks
-    E<expire_ms8><kind1><tenant>·<name>               what expires
+    E<expire_ms8><kind1><tenant>·<serial>   → names   what expires: one entry for all that a call lets expire together
     J<position12>                                     journal
     C<reader>·<shard2>                      → cursor  named readers of the journal
     M<name>                                           what the store knows of itself
@@ -96,6 +96,7 @@ class QueueKeys:
         "name",
         "of_place",
         "ready",
+        "ready_end",
         "ready_mark",
         "tenant",
     )
@@ -107,6 +108,7 @@ class QueueKeys:
         self.name = tenant.encode() + SEPARATOR + command.encode()
         self.key = head + b"K" + tail
         self.ready = head + b"P" + tail
+        self.ready_end = self.ready[:-1] + AFTER_SEPARATOR
         self.delayed = head + b"D" + tail
         self.leased = head + b"L" + tail
         self.dead = head + b"X" + tail
@@ -149,9 +151,14 @@ def from8(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def ready_rank(priority: int, version: int, n: int) -> bytes:
-    """Where a task stands in its ready queue: what follows the prefix and precedes the id."""
-    return bytes((PRIORITY_MAX - priority,)) + version.to_bytes(8, "big") + n.to_bytes(4, "big") + KIND_TASK
+def from_count(data: bytes | None) -> int:
+    """Reads a counter; one at zero has no key."""
+    return 0 if data is None else int.from_bytes(data, "big", signed=True)
+
+
+def ready_ranks(priority: int, version: int) -> bytes:
+    """What all the ranks of one call in one priority start with."""
+    return bytes((PRIORITY_MAX - priority,)) + version.to_bytes(8, "big")
 
 
 def delayed_rank(visible_ms: int) -> bytes:
@@ -175,15 +182,20 @@ def parse_queue_name(name: bytes) -> QueueKeys:
     return queue_keys(tenant.decode(), command.decode())
 
 
-def expiry_key(at_ms: int, kind: bytes, tenant: str, name: bytes) -> bytes:
-    """An entry of the expiry index."""
-    return EXPIRIES + ms8(at_ms) + kind + tenant.encode() + SEPARATOR + name
+def expiry_key(at_ms: int, kind: bytes, tenant: str, serial: bytes) -> bytes:
+    """An entry of the expiry index. `serial` is one of a kind, so that no entry replaces another."""
+    return EXPIRIES + ms8(at_ms) + kind + tenant.encode() + SEPARATOR + serial
 
 
-def parse_expiry_key(key: bytes) -> tuple[int, bytes, str, bytes]:
-    """Returns when, what kind, whose and which record an expiry entry is about."""
-    tenant, _, name = key[10:].partition(SEPARATOR)
-    return from8(key[1:9]), key[9:10], tenant.decode(), name
+def parse_expiry_key(key: bytes) -> tuple[int, bytes, str]:
+    """Returns when, what kind and whose records an expiry entry is about; its value names them."""
+    tenant, _, _ = key[10:].partition(SEPARATOR)
+    return from8(key[1:9]), key[9:10], tenant.decode()
+
+
+def split_ids(data: bytes) -> list[bytes]:
+    """Returns the ids that an expiry entry names."""
+    return [data[start : start + ID_BYTES] for start in range(0, len(data), ID_BYTES)]
 
 
 def reader_key(reader: str, shard: int) -> bytes:

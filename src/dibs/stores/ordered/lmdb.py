@@ -20,9 +20,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
@@ -42,6 +45,9 @@ from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_DURABILITY, META_FORMAT, META_STORE_ID, from8, ms8
 from dibs.stores.ordered.records import FORMAT, Run
 from dibs.stores.ordered.wake import WakeLane, WakeSender
+
+if TYPE_CHECKING:
+    from dibs.stores.ordered.work import Work
 
 T = TypeVar("T")
 
@@ -291,47 +297,40 @@ class LmdbReadTxn:
 
     def __init__(self, txn: lmdb.Transaction, now_ms: int) -> None:
         self.now_ms = now_ms
-        self._cursor = txn.cursor()
-        self.get = txn.get
+        # The driver's types allow for memory views, which it only makes when asked to.
+        self._cursor: Any = txn.cursor()
+        self.get: Callable[[bytes], bytes | None] = txn.get  # type: ignore[assignment]
 
-    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        return dict(self._cursor.getmulti(keys))
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found = self._cursor.getmulti(keys)
+        if len(found) == len(keys):
+            return [value for _, value in found]
+        known = dict(found)
+        return [known.get(key) for key in keys]
 
     def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
         if reverse:
             return self._scan_back(start, stop, limit)
         found: list[tuple[bytes, bytes]] = []
-        if limit > 0 and self._cursor.set_range(start):
-            for item in self._cursor.iternext():
-                if item[0] >= stop:
-                    break
-                found.append(item)
-                if len(found) == limit:
-                    break
+        if self._cursor.set_range(start):
+            found = list(islice(self._cursor.iternext(), limit))
+        if found and found[-1][0] >= stop:
+            del found[bisect_left(found, stop, key=itemgetter(0)) :]
         return found
 
     def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         found: list[bytes] = []
-        if limit > 0 and self._cursor.set_range(start):
-            for key in self._cursor.iternext(keys=True, values=False):
-                if key >= stop:
-                    break
-                found.append(key)
-                if len(found) == limit:
-                    break
+        if self._cursor.set_range(start):
+            found = list(islice(self._cursor.iternext(True, False), limit))
+        if found and found[-1] >= stop:
+            del found[bisect_left(found, stop) :]
         return found
 
     def _scan_back(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
-        at_stop = self._cursor.set_range(stop)
-        if (self._cursor.prev() if at_stop else self._cursor.last()) and limit > 0:
-            for item in self._cursor.iterprev():
-                if item[0] < start:
-                    break
-                found.append(item)
-                if len(found) == limit:
-                    break
-        return found
+        if self._cursor.prev() if self._cursor.set_range(stop) else self._cursor.last():
+            found = list(islice(self._cursor.iterprev(), limit))
+        return [item for item in found if item[0] >= start]
 
 
 class LmdbTxn(LmdbReadTxn):
@@ -340,6 +339,7 @@ class LmdbTxn(LmdbReadTxn):
     def __init__(self, txn: lmdb.Transaction, engine: LmdbEngine) -> None:
         super().__init__(txn, engine.clock.now_ms())
         self.version = 0
+        self.work: Work | None = None
         self.dirty = False
         self.journal = JournalWriter(self.now_ms)
         self.counts: dict[bytes, int] = {}
@@ -357,13 +357,12 @@ class LmdbTxn(LmdbReadTxn):
 
     def put_many(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         self.dirty = True
-        # In key order the cursor stays on its page: half the time of a search from the root for each.
-        self._cursor.putmulti(sorted(items))
+        self._cursor.putmulti(items)
 
     def delete_many(self, keys: Iterable[bytes]) -> None:
+        self.dirty = True
         delete = self._txn.delete
         for key in keys:
-            self.dirty = True
             delete(key)
 
     def add(self, key: bytes, delta: int) -> None:

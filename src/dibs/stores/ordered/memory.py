@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -15,6 +15,9 @@ from dibs.clock import Clock
 from dibs.errors import StoreRefused
 from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, run_calls
 from dibs.stores.ordered.journal import JournalWriter
+
+if TYPE_CHECKING:
+    from dibs.stores.ordered.work import Work
 
 T = TypeVar("T")
 
@@ -76,6 +79,7 @@ class MemoryTxn:
     def __init__(self, data: SortedDict[bytes, bytes], now_ms: int) -> None:
         self.now_ms = now_ms
         self.version = 0
+        self.work: Work | None = None
         self.journal = JournalWriter(now_ms)
         self.counts: dict[bytes, int] = {}
         self._data = data
@@ -86,8 +90,8 @@ class MemoryTxn:
     def dirty(self) -> bool:
         return bool(self._undo)
 
-    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        return {key: value for key in keys if (value := self._data.get(key)) is not None}
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
 
     def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
         found = self._data.irange(start, stop, (True, False), reverse=reverse)

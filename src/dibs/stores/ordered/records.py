@@ -6,15 +6,13 @@ raises the store's format number.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import Struct
 
-from dibs.errors import StoreCorrupt
 from dibs.task import ErrorInfo, EventKind, Kind, Place, Progress, QueueConfig, Status, WorkerInfo
 
 FORMAT = 1
+RESULT_INLINE_MAX_BYTES = 512
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):
@@ -31,6 +29,14 @@ class Body(Struct, frozen=True, array_like=True, gc=False):
     traceparent: str | None
     limit_key: str | None
     limit_cost: int
+
+
+class StoredResult(Struct, frozen=True, array_like=True, gc=False):
+    """A result, or the latest error of a task that is not completed."""
+
+    data: bytes | None
+    codec: str
+    error: ErrorInfo | None
 
 
 class State(Struct, array_like=True, gc=False):
@@ -71,6 +77,9 @@ class State(Struct, array_like=True, gc=False):
     """0 while the task has not ended."""
     reason: str = ""
     progress: Progress | None = None
+    result: StoredResult | None = None
+    """The result slot, if it is small; a large one has a record of its own."""
+    result_apart: bool = False
 
     def expired_unstarted(self, now_ms: int) -> bool:
         """True if the start deadline has passed. A released task counts as not started: its attempt was returned."""
@@ -79,14 +88,6 @@ class State(Struct, array_like=True, gc=False):
     def gone(self, now_ms: int) -> bool:
         """True once retention is over, whether or not a sweep has been here."""
         return 0 < self.kept_until_ms <= now_ms
-
-
-class StoredResult(Struct, frozen=True, array_like=True, gc=False):
-    """A result, or the latest error of a task that is not completed."""
-
-    data: bytes | None
-    codec: str
-    error: ErrorInfo | None
 
 
 class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
@@ -128,6 +129,9 @@ class Run(Struct, array_like=True, gc=False):
         return self.details[index] if self.details else None
 
 
+#: What a decoder raises for bytes that it cannot read; the engine turns it into `StoreCorrupt`, once.
+UnreadableRecord = msgspec.DecodeError
+
 _encode = msgspec.msgpack.Encoder().encode
 encode_body = _encode
 encode_state = _encode
@@ -146,36 +150,10 @@ _worker = msgspec.msgpack.Decoder(StoredWorker)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
 
-def decode_body(data: bytes) -> Body:
-    return _read(_body, data)
-
-
-def decode_state(data: bytes) -> State:
-    return _read(_state, data)
-
-
-def decode_result(data: bytes) -> StoredResult:
-    return _read(_result, data)
-
-
-def decode_config(data: bytes) -> QueueConfig:
-    return _read(_config, data)
-
-
-def decode_claim(data: bytes) -> StoredClaim:
-    return _read(_claim, data)
-
-
-def decode_worker(data: bytes) -> StoredWorker:
-    return _read(_worker, data)
-
-
-def decode_runs(data: bytes) -> list[Run]:
-    return _read(_runs, data)
-
-
-def _read(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise StoreCorrupt(f"a record of {len(data)} bytes cannot be read ({error}): run doctor") from error
+decode_body = _body.decode
+decode_state = _state.decode
+decode_result = _result.decode
+decode_config = _config.decode
+decode_claim = _claim.decode
+decode_worker = _worker.decode
+decode_runs = _runs.decode

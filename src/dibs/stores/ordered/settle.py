@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dibs.fingerprint import ERROR_LINE_MAX_CHARS, fingerprint
 from dibs.stores.ordered.engine import Txn
-from dibs.stores.ordered.keys import QueueKeys, queue_keys, tenant_keys
+from dibs.stores.ordered.keys import tenant_keys
 from dibs.stores.ordered.records import Detail, State, StoredResult, decode_state
-from dibs.stores.ordered.work import Work
+from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
     RELEASES_FREE,
     Already,
@@ -24,22 +24,27 @@ from dibs.task import (
     Status,
 )
 
+_SETTLED = {status: Settled(status) for status in Status}
+
 
 def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost]:
     """Extends leases from now on. The old expiry entry goes in the same transaction."""
-    work = Work(txn)
+    work = Work.of(txn)
     states = _states(txn, beats)
     outcomes: list[Extended | LeaseLost] = []
+    moved: set[bytes] = set()
     for beat in beats:
         state = states.get((beat.tenant, beat.id))
-        lost = _lost(state, beat.token)
-        if state is None or lost is not None:
-            outcomes.append(LeaseLost(lost or Cause.UNKNOWN))
+        if state is None or state.token != beat.token:
+            outcomes.append(_lost(state))
             continue
+        if beat.id in moved:
+            work.flush()
+        moved.add(beat.id)
         if beat.progress is not None:
             state.progress = beat.progress
         extend_ms = state.lease_ms if beat.extend_s is None else round(beat.extend_s * 1000)
-        work.to_leased(queue_keys(beat.tenant, state.command), beat.id, state, txn.now_ms + extend_ms)
+        work.queue(beat.tenant, state.command).to_leased(beat.id, state, txn.now_ms + extend_ms)
         outcomes.append(Extended(state.lease_end_ms, state.cancel))
     work.flush()
     return outcomes
@@ -47,104 +52,103 @@ def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost
 
 def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | LeaseLost]:
     """Ends leases. The first settlement of a token counts; its repeat is told so, anything else has lost the lease."""
-    work = Work(txn)
+    work = Work.of(txn)
     states = _states(txn, items)
     outcomes: list[Settled | Already | LeaseLost] = []
     for item in items:
         state = states.get((item.tenant, item.id))
-        lost = _lost(state, item.token)
-        if state is not None and lost is None:
-            _settle_one(work, queue_keys(item.tenant, state.command), item, state)
-            outcomes.append(Settled(state.status))
-        elif state is not None and (item.token, item.kind) == (state.settled_token, state.settled_kind):
+        # A task that is not in progress has no token, so equal tokens mean that the lease is held.
+        if state is not None and state.token == item.token:
+            _settle_one(work.queue(item.tenant, state.command), item, state)
+            outcomes.append(_SETTLED[state.status])
+        elif state is not None and item.token == state.settled_token and item.kind is state.settled_kind:
             outcomes.append(Already(state.status))
         else:
-            outcomes.append(LeaseLost(lost or Cause.UNKNOWN))
+            outcomes.append(_lost(state))
     work.flush()
     return outcomes
 
 
 def _states(txn: Txn, items: Sequence[Heartbeat] | Sequence[Settlement]) -> dict[tuple[str, bytes], State]:
     """Reads the states once, so that two items about one task see each other."""
-    wanted = {tenant_keys(item.tenant).state + item.id: (item.tenant, item.id) for item in items}
-    return {
-        wanted[key]: state
-        for key, data in txn.get_many(wanted).items()
-        if not (state := decode_state(data)).gone(txn.now_ms)
-    }
+    stored = txn.get_many([tenant_keys(item.tenant).state + item.id for item in items])
+    states = {}
+    for item, data in zip(items, stored, strict=True):
+        if data is not None:
+            state = decode_state(data)
+            if not state.kept_until_ms or not state.gone(txn.now_ms):
+                states[(item.tenant, item.id)] = state
+    return states
 
 
-def _lost(state: State | None, token: bytes) -> Cause | None:
-    """Says why the token does not hold the task, or None if it does."""
+def _lost(state: State | None) -> LeaseLost:
+    """Says why a token does not hold the task."""
     if state is None:
-        return Cause.UNKNOWN
-    if state.status is not Status.IN_PROGRESS:
-        return Cause.NOT_IN_PROGRESS
-    return None if state.token == token else Cause.OTHER_TOKEN
+        return LeaseLost(Cause.UNKNOWN)
+    return LeaseLost(Cause.OTHER_TOKEN if state.status is Status.IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 
-def _settle_one(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
+def _settle_one(queue: QueueWork, item: Settlement, state: State) -> None:
     state.settled_token, state.settled_kind = item.token, item.kind
     if item.kind is Kind.COMPLETE:
-        _complete(work, queue, item, state)
+        _complete(queue, item, state)
     elif state.cancel:
-        _cancelled(work, queue, item, state)
+        _cancelled(queue, item, state)
     elif item.kind is Kind.RETRY:
-        _retry(work, queue, item, state)
+        _retry(queue, item, state)
     elif item.kind is Kind.FAIL:
-        _fail(work, queue, item, state, item.reason or Reason.FAILED)
+        _fail(queue, item, state, item.reason or Reason.FAILED)
     else:
-        _release(work, queue, item, state)
+        _release(queue, item, state)
 
 
-def _complete(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
+def _complete(queue: QueueWork, item: Settlement, state: State) -> None:
     if item.result is not None and state.keep:
-        work.put_result(queue, item.id, state, StoredResult(item.result, item.codec, None))
-    elif state.attempts > 1:
-        work.drop_result(queue, item.id, state)
-    work.end(queue, item.id, state, Status.COMPLETED, ttl_ms=_ttl_ms(item))
-    work.event(EventKind.COMPLETED, queue, item.id, state, state.worker)
+        queue.put_result(item.id, state, StoredResult(item.result, item.codec, None))
+    else:
+        queue.drop_result(item.id, state)
+    ttl_ms = -1 if item.result_ttl_s is None else round(item.result_ttl_s * 1000)
+    queue.end(item.id, state, Status.COMPLETED, "", ttl_ms)
+    queue.event(EventKind.COMPLETED, item.id, state.attempts, state.worker)
 
 
-def _cancelled(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
-    _keep_error(work, queue, item, state)
-    work.end(queue, item.id, state, Status.CANCELLED, Reason.CANCELLED, _ttl_ms(item))
-    work.event(EventKind.CANCELLED, queue, item.id, state, state.worker, _detail(item, Reason.CANCELLED))
+def _cancelled(queue: QueueWork, item: Settlement, state: State) -> None:
+    _keep_error(queue, item, state)
+    queue.end(item.id, state, Status.CANCELLED, Reason.CANCELLED)
+    queue.event(EventKind.CANCELLED, item.id, state.attempts, state.worker, _detail(item, Reason.CANCELLED))
 
 
-def _retry(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
+def _retry(queue: QueueWork, item: Settlement, state: State) -> None:
     if state.attempts >= state.max_attempts:
-        _fail(work, queue, item, state, Reason.MAX_ATTEMPTS)
+        _fail(queue, item, state, Reason.MAX_ATTEMPTS)
         return
-    _keep_error(work, queue, item, state)
-    work.to_delayed(queue, item.id, state, work.now_ms + round(item.delay_s * 1000))
-    work.event(EventKind.RETRIED, queue, item.id, state, state.worker, _detail(item, item.reason or ""))
+    _keep_error(queue, item, state)
+    queue.to_delayed(item.id, state, queue.work.now_ms + round(item.delay_s * 1000))
+    queue.event(EventKind.RETRIED, item.id, state.attempts, state.worker, _detail(item, item.reason or ""))
 
 
-def _fail(work: Work, queue: QueueKeys, item: Settlement, state: State, reason: str) -> None:
-    _keep_error(work, queue, item, state)
-    work.end(queue, item.id, state, Status.FAILED, reason)
-    work.event(EventKind.FAILED, queue, item.id, state, state.worker, _detail(item, reason))
+def _fail(queue: QueueWork, item: Settlement, state: State, reason: str) -> None:
+    _keep_error(queue, item, state)
+    queue.end(item.id, state, Status.FAILED, reason)
+    queue.event(EventKind.FAILED, item.id, state.attempts, state.worker, _detail(item, reason))
 
 
-def _release(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
+def _release(queue: QueueWork, item: Settlement, state: State) -> None:
     """Back where it stood, and the attempt returned; a task that is released for ever runs out of attempts."""
     attempt = state.attempts
     state.releases += 1
     if state.releases <= RELEASES_FREE:
         state.attempts -= 1
     elif state.attempts >= state.max_attempts:
-        _fail(work, queue, item, state, Reason.MAX_ATTEMPTS)
+        _fail(queue, item, state, Reason.MAX_ATTEMPTS)
         return
-    work.to_home(queue, item.id, state)
-    work.txn.journal.write(
-        EventKind.RELEASED, queue.tenant.name, queue.command, [item.id], [attempt], state.worker
-    )
+    queue.to_home(item.id, state)
+    queue.event(EventKind.RELEASED, item.id, attempt, state.worker)
 
 
-def _keep_error(work: Work, queue: QueueKeys, item: Settlement, state: State) -> None:
+def _keep_error(queue: QueueWork, item: Settlement, state: State) -> None:
     if item.error is not None:
-        work.put_result(queue, item.id, state, StoredResult(None, "json", item.error))
+        queue.put_result(item.id, state, StoredResult(None, "json", item.error))
 
 
 def _detail(item: Settlement, reason: str) -> Detail | None:
@@ -152,7 +156,3 @@ def _detail(item: Settlement, reason: str) -> Detail | None:
         return Detail(reason) if reason else None
     line = item.error.message.strip().split("\n", 1)[0][:ERROR_LINE_MAX_CHARS]
     return Detail(reason, item.error.type, line, fingerprint(item.error))
-
-
-def _ttl_ms(item: Settlement) -> int | None:
-    return None if item.result_ttl_s is None else round(item.result_ttl_s * 1000)

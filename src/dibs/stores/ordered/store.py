@@ -85,7 +85,13 @@ class OrderedStore(Store):
         lease_ms = 0 if lease_s is None else round(lease_s * 1000)
         randoms = os.urandom(RANDOM_BYTES * limit)
         call = ClaimCall(tenant, commands, limit, lease_ms, worker, claim_id, randoms)
-        return await self._lane().transact(lambda txn: claim(txn, call), self._give_back)
+        taken = self._lane().transact(lambda txn: claim(txn, call), self._give_back)
+        try:
+            return await taken
+        except asyncio.CancelledError:
+            if taken.done() and not taken.cancelled() and taken.exception() is None:
+                self._give_back(taken.result())
+            raise
 
     def _give_back(self, leases: list[Lease]) -> None:
         """Releases what a claim took after its caller had gone."""
@@ -157,9 +163,7 @@ class OrderedStore(Store):
 
         return [self._read(bounds)]
 
-    async def _events(
-        self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int
-    ) -> EventPage:
+    async def _events(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> EventPage:
         _check_shard(shard)
         whose = None if tenant == ALL_TENANTS else tenant
         return self._read(lambda txn: JournalReader(txn, self._engine.store_id).page(whose, after, until, limit))
@@ -175,6 +179,7 @@ class OrderedStore(Store):
         await self._lane().transact(lambda txn: admin.advance(txn, reader, shard, position))
 
     async def _sweep(self, budget: int) -> Swept:
+        self._check_open()
         limits, store_id = self._journal_limits, self._engine.store_id
         self._engine.tend()
         if not self._read(lambda txn: anything_due(txn, limits)):

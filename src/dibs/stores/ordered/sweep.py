@@ -16,7 +16,6 @@ from dibs.stores.ordered.keys import (
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
-    EXPIRE_WORKER,
     EXPIRIES,
     JOURNAL,
     META_JOURNAL_BYTES,
@@ -25,15 +24,23 @@ from dibs.stores.ordered.keys import (
     QueueKeys,
     end_of,
     from8,
+    from_count,
     id_of,
     ms8,
     parse_due_key,
     parse_expiry_key,
-    queue_keys,
+    split_ids,
     tenant_keys,
 )
-from dibs.stores.ordered.records import decode_claim, decode_runs, decode_state, decode_worker
-from dibs.stores.ordered.work import Work, set_due
+from dibs.stores.ordered.records import (
+    StoredClaim,
+    decode_claim,
+    decode_runs,
+    decode_state,
+    decode_worker,
+    encode_claim,
+)
+from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import EventKind, Place, Swept
 
 TRANSACTION_MAX = 500
@@ -84,49 +91,47 @@ def sweep(txn: Txn, budget: int, limits: JournalLimits, store_id: bytes) -> Swep
 
 def _sweep_due(txn: Txn, budget: int, tally: Tally) -> bool:
     left = budget
+    work = Work.of(txn)
     for key in txn.scan_keys(DUE, DUE + ms8(txn.now_ms + 1), budget):
-        at_ms, queue = parse_due_key(key)
-        if txn.get(queue.due) != ms8(at_ms):
+        at_ms, keys = parse_due_key(key)
+        if txn.get(keys.due) != ms8(at_ms):
             txn.delete(key)
             left -= 1
         else:
-            work = Work(txn)
-            left -= settle_due(work, queue, left, tally) or 1
-            work.flush()
+            left -= settle_due(work.queue(keys.tenant.name, keys.command), left, tally) or 1
         if left <= 0:
             return True
     return False
 
 
-def settle_due(work: Work, queue: QueueKeys, budget: int, tally: Tally | None = None) -> int:
+def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int:
     """Promotes due delayed tasks and takes back expired leases of one queue, in order of time, and notes when it is
     next due. Returns how many entries it dealt with."""
-    txn, tally = work.txn, tally or Tally()
-    stop = ms8(txn.now_ms + 1)
-    expired = txn.scan_keys(queue.leased, queue.leased + stop, budget)
+    work, keys, tally = queue.work, queue.keys, tally or Tally()
+    txn, stop = work.txn, ms8(work.now_ms + 1)
+    expired = txn.scan_keys(keys.leased, keys.leased + stop, budget)
     for key in expired:
-        _settle_entry(work, queue, key, Place.LEASED, tally)
-    promoted = txn.scan_keys(queue.delayed, queue.delayed + stop, budget - len(expired))
+        _settle_entry(queue, key, Place.LEASED, tally)
+    promoted = txn.scan_keys(keys.delayed, keys.delayed + stop, budget - len(expired))
     for key in promoted:
-        _settle_entry(work, queue, key, Place.DELAYED, tally)
+        _settle_entry(queue, key, Place.DELAYED, tally)
     work.flush()
-    set_due(txn, queue, txn.get(queue.due), _next_due_ms(txn, queue))
+    queue.set_due(_next_due_ms(txn, keys))
     return len(expired) + len(promoted)
 
 
-def _settle_entry(work: Work, queue: QueueKeys, key: bytes, place: Place, tally: Tally) -> None:
+def _settle_entry(queue: QueueWork, key: bytes, place: Place, tally: Tally) -> None:
     task_id = id_of(key)
-    stored = work.txn.get(queue.tenant.state + task_id)
+    stored = queue.work.txn.get(queue.tenant.state + task_id)
     state = None if stored is None else decode_state(stored)
-    if state is None or state.place is not place or queue.of_place[place] + state.rank + task_id != key:
-        work.delete(key)
-        return
-    if place is Place.LEASED:
-        work.take_back(queue, task_id, state)
+    if state is None or state.place is not place or queue.keys.of_place[place] + state.rank + task_id != key:
+        queue.work.deletes.append(key)
+    elif place is Place.LEASED:
+        queue.take_back(task_id, state)
         tally.expired += 1
     else:
-        work.to_ready(queue, task_id, state)
-        work.event(EventKind.PROMOTED, queue, task_id, state)
+        queue.to_ready(task_id, state)
+        queue.event(EventKind.PROMOTED, task_id, state.attempts)
         tally.promoted += 1
 
 
@@ -143,43 +148,77 @@ def _next_due_ms(txn: ReadTxn, queue: QueueKeys) -> int | None:
 
 
 def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
-    keys = txn.scan_keys(EXPIRIES, EXPIRIES + ms8(txn.now_ms + 1), budget)
-    if not keys:
-        return False
-    work = Work(txn)
-    for key in keys:
-        at_ms, kind, tenant, name = parse_expiry_key(key)
-        if kind == EXPIRE_TASK or kind == EXPIRE_RESULT or kind == EXPIRE_START:
-            _expire_task(work, kind, at_ms, tenant, name, tally)
+    entries = txn.scan(EXPIRIES, EXPIRIES + ms8(txn.now_ms + 1), budget)
+    work = Work.of(txn)
+    left = budget
+    for key, value in entries:
+        at_ms, kind, tenant = parse_expiry_key(key)
+        if kind in (EXPIRE_TASK, EXPIRE_RESULT, EXPIRE_START):
+            ids = split_ids(value)
+            for task_id in ids[left:]:
+                work.expire(at_ms, kind, tenant, task_id)
+            _expire_tasks(work, kind, at_ms, tenant, ids[:left], tally)
+            left -= len(ids)
         elif kind == EXPIRE_CLAIM:
-            stored = txn.get(tenant_keys(tenant).claim + name)
-            if stored is not None and decode_claim(stored).expires_ms == at_ms:
-                work.delete(tenant_keys(tenant).claim + name)
-        elif kind == EXPIRE_WORKER:
-            stored = txn.get(tenant_keys(tenant).worker + name)
-            if stored is not None and decode_worker(stored).expires_ms == at_ms:
-                work.delete(tenant_keys(tenant).worker + name)
-        work.delete(key)
-    work.flush()
-    return len(keys) == budget
+            for claim_id in split_ids(value):
+                _expire_claim(work, at_ms, tenant, claim_id)
+            left -= 1
+        else:
+            _expire_worker(work, at_ms, tenant, value)
+            left -= 1
+        work.deletes.append(key)
+        # One task may be named by two entries: the second must see what the first did.
+        work.flush()
+        if left <= 0:
+            return True
+    return False
 
 
-def _expire_task(work: Work, kind: bytes, at_ms: int, tenant: str, task_id: bytes, tally: Tally) -> None:
-    stored = work.txn.get(tenant_keys(tenant).state + task_id)
-    if stored is None:
+def _expire_worker(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
+    key = tenant_keys(tenant).worker + name
+    stored = work.txn.get(key)
+    if stored is not None and decode_worker(stored).expires_ms == at_ms:
+        work.deletes.append(key)
+
+
+def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
+    """A claim is remembered while one of its leases lives, and heartbeats make leases live longer."""
+    keys = tenant_keys(tenant)
+    stored = work.txn.get(keys.claim + name)
+    claim = None if stored is None else decode_claim(stored)
+    if claim is None or claim.expires_ms != at_ms:
         return
-    state = decode_state(stored)
-    queue = queue_keys(tenant, state.command)
-    if kind == EXPIRE_TASK and state.kept_until_ms == at_ms:
-        work.remove(queue, task_id, state)
-        tally.pruned += 1
-    elif kind == EXPIRE_RESULT and state.result_until_ms == at_ms:
-        work.drop_result(queue, task_id, state)
-        work.save(queue, task_id, state)
-        tally.pruned += 1
-    elif kind == EXPIRE_START and state.expires_ms == at_ms and state.expired_unstarted(at_ms):
-        work.expire_unstarted(queue, task_id, state)
-        tally.cancelled += 1
+    states = work.txn.get_many([keys.state + task_id for task_id, _ in claim.leases])
+    held = [
+        state.lease_end_ms
+        for (_, token), data in zip(claim.leases, states, strict=True)
+        if data is not None and (state := decode_state(data)).token == token
+    ]
+    expires_ms = max(held, default=0)
+    if expires_ms > work.now_ms:
+        work.others.append((keys.claim + name, encode_claim(StoredClaim(expires_ms, claim.leases))))
+        work.expire(expires_ms, EXPIRE_CLAIM, tenant, name)
+    else:
+        work.deletes.append(keys.claim + name)
+
+
+def _expire_tasks(work: Work, kind: bytes, at_ms: int, tenant: str, ids: list[bytes], tally: Tally) -> None:
+    states = work.txn.get_many([tenant_keys(tenant).state + task_id for task_id in ids])
+    for task_id, stored in zip(ids, states, strict=True):
+        if stored is None:
+            continue
+        state = decode_state(stored)
+        queue = work.queue(tenant, state.command)
+        if kind == EXPIRE_TASK and state.kept_until_ms == at_ms:
+            queue.remove(task_id, state)
+            tally.pruned += 1
+        elif kind == EXPIRE_RESULT and state.result_until_ms == at_ms:
+            queue.drop_result(task_id, state)
+            queue.save(task_id, state)
+            tally.pruned += 1
+        elif kind == EXPIRE_START and state.expires_ms == at_ms and state.expired_unstarted(at_ms):
+            queue.expire_unstarted(task_id, state)
+            tally.cancelled += 1
 
 
 # ----------------------------------------------------------------------------------------------------- journal
@@ -203,7 +242,7 @@ def _trimmable(txn: ReadTxn, limits: JournalLimits, limit: int) -> list[tuple[by
     oldest = txn.scan(JOURNAL, end_of(JOURNAL), limit)
     if not oldest:
         return []
-    excess = int.from_bytes(txn.get(META_JOURNAL_BYTES) or b"", "big", signed=True) - limits.max_bytes
+    excess = from_count(txn.get(META_JOURNAL_BYTES)) - limits.max_bytes
     held = _held_position(txn)
     kept_from_ms = txn.now_ms - limits.retention_ms
     out: list[tuple[bytes, bytes]] = []

@@ -15,6 +15,7 @@ from dibs.stores.ordered.keys import (
     QueueKeys,
     TenantKeys,
     end_of,
+    from_count,
     id_of,
     queue_keys,
     tenant_keys,
@@ -25,10 +26,10 @@ from dibs.stores.ordered.records import (
     StoredResult,
     decode_body,
     decode_config,
-    decode_result,
     decode_state,
     decode_worker,
 )
+from dibs.stores.ordered.work import stored_result
 from dibs.task import (
     ByKey,
     Filter,
@@ -47,6 +48,7 @@ from dibs.task import (
 EXAMINED_MAX = 5_000
 PAGE_MAX_BYTES = 4 << 20
 STEP = 200
+_NO_RESULT = StoredResult(None, "json", None)
 _GONE_BODY = Body("", b"", "raw", None, 0, 0, None, None, 1)
 
 
@@ -81,13 +83,8 @@ def result_of(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) ->
     """Returns the result slot of an ended task, while it is kept."""
     if not state.status.ended or state.result_until_ms <= txn.now_ms:
         return None
-    stored = _stored_result(txn, tenant, task_id)
+    stored = stored_result(txn, tenant, task_id, state) or _NO_RESULT
     return Result(state.status, stored.data, stored.codec, stored.error, state.reason or None)
-
-
-def _stored_result(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> StoredResult:
-    stored = txn.get(tenant.result + task_id)
-    return StoredResult(None, "json", None) if stored is None else decode_result(stored)
 
 
 def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Task:
@@ -116,7 +113,7 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
         kept_until_ms=state.kept_until_ms or None,
         result=result_of(txn, tenant, task_id, state),
         reason=state.reason or None,
-        error=_stored_result(txn, tenant, task_id).error,
+        error=(stored_result(txn, tenant, task_id, state) or _NO_RESULT).error,
         progress=state.progress,
         timeout_s=body.timeout_ms / 1000 if body.timeout_ms else None,
         traceparent=body.traceparent,
@@ -197,7 +194,10 @@ def _matches(which: Filter, state: State) -> bool:
 
 
 def _within(at_ms: int, from_ms: int | None, until_ms: int | None) -> bool:
-    return (from_ms is None or at_ms >= from_ms) and (until_ms is None or 0 < at_ms < until_ms)
+    """Whether something that happened (0: has not) did so within the bounds, if there are any."""
+    if from_ms is None and until_ms is None:
+        return True
+    return at_ms > 0 and (from_ms is None or from_ms <= at_ms) and (until_ms is None or at_ms < until_ms)
 
 
 def _encode_cursor(key: bytes) -> str:
@@ -224,7 +224,7 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
     counts: dict[str, dict[str, int]] = {}
     for key, value in _counters(txn, keys, commands):
         command, _, field = key[len(keys.counters) :].partition(SEPARATOR)
-        counts.setdefault(command.decode(), {})[field.decode()] = int.from_bytes(value, "big", signed=True)
+        counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
     total = QueueStats(command="", **counts.pop("", {}))
     names = sorted(counts) if commands is None else commands
     return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
@@ -236,7 +236,7 @@ def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) ->
     wanted = list(keys.totals.values())
     for command in commands:
         wanted += queue_keys(keys.name, command).counters.values()
-    return list(txn.get_many(wanted).items())
+    return [(key, value) for key, value in zip(wanted, txn.get_many(wanted), strict=True) if value is not None]
 
 
 def _queue_stats(txn: ReadTxn, queue: QueueKeys, counts: dict[str, int]) -> QueueStats:

@@ -1,29 +1,39 @@
-"""The moves of one call: every change of place goes through here, so a task is never in two places or in none.
+"""The moves: every change of place goes through here, so a task is never in two places or in none.
 
-A :class:`Work` collects what a call changes and writes it in one go. `flush` it before reading what it changed.
+A :class:`Work` collects what a call changes and writes it in one go, records of a kind together and in their order: the
+engine then stays on a page instead of searching from the root. Between two flushes a task is moved at most once, and
+what was changed is read back only after a flush. Counters and marks of queues, which no call reads, are written once
+for all the calls that share the transaction.
 """
 
 from __future__ import annotations
 
-from dibs.stores.ordered.engine import Txn
+from functools import partial
+
+from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
+    KIND_TASK,
     QueueKeys,
+    TenantKeys,
     delayed_rank,
     due_key,
     expiry_key,
     from8,
     ms8,
-    ready_rank,
+    queue_keys,
+    ready_ranks,
 )
 from dibs.stores.ordered.records import (
+    RESULT_INLINE_MAX_BYTES,
     Detail,
     State,
     StoredResult,
     decode_config,
     decode_result,
+    encode_config,
     encode_result,
     encode_state,
 )
@@ -35,244 +45,363 @@ _NO_CONFIG = QueueConfig()
 
 
 class Work:
-    """What one call changes in the store."""
+    """What a transaction changes in the store. `Work.of(txn)` starts a call."""
 
-    __slots__ = ("_changes", "_configs", "_due", "_n", "_ready", "_tally", "now_ms", "txn")
+    __slots__ = (
+        "_expiries",
+        "_queues",
+        "_serial",
+        "bodies",
+        "deletes",
+        "entries",
+        "now_ms",
+        "others",
+        "placed",
+        "ranks",
+        "results",
+        "states",
+        "txn",
+    )
+
+    @classmethod
+    def of(cls, txn: Txn) -> Work:
+        """Returns the transaction's work, ready for another call."""
+        work = txn.work
+        if work is None:
+            work = txn.work = cls(txn)
+        work.placed = 0
+        work.ranks = _Ranks(txn.version)
+        return work
 
     def __init__(self, txn: Txn) -> None:
         self.txn = txn
         self.now_ms = txn.now_ms
-        self._n = 0
-        self._changes: dict[bytes, bytes | None] = {}
-        self._tally: dict[tuple[QueueKeys, str], int] = {}
-        self._due: dict[QueueKeys, int] = {}
-        self._ready: set[QueueKeys] = set()
-        self._configs: dict[QueueKeys, QueueConfig] = {}
+        self.placed = 0
+        """How many tasks this call has put at the back of a queue: their order among themselves."""
+        self.deletes: list[bytes] = []
+        self.bodies: list[tuple[bytes, bytes]] = []
+        self.states: list[tuple[bytes, bytes]] = []
+        self.entries: list[tuple[bytes, bytes]] = []
+        self.results: list[tuple[bytes, bytes]] = []
+        self.others: list[tuple[bytes, bytes]] = []
+        self.ranks = _Ranks(txn.version)
+        self._queues: dict[tuple[str, str], QueueWork] = {}
+        self._serial = 0
+        self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
+
+    def queue(self, tenant: str, command: str) -> QueueWork:
+        """Returns the moves of one queue."""
+        queue = self._queues.get((tenant, command))
+        if queue is None:
+            queue = self._queues[(tenant, command)] = QueueWork(self, queue_keys(tenant, command))
+        return queue
+
+    def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
+        """Notes that something expires then; what a call lets expire together has one entry."""
+        names = self._expiries.get((at_ms, kind, tenant))
+        if names is None:
+            self._expiries[(at_ms, kind, tenant)] = [name]
+        else:
+            names.append(name)
+
+    def flush(self) -> None:
+        """Writes the records collected so far. Every call that changed something ends with it."""
+        txn = self.txn
+        if self.deletes:
+            txn.delete_many(self.deletes)
+            self.deletes.clear()
+        for (at_ms, kind, tenant), names in self._expiries.items():
+            serial = txn.version.to_bytes(8, "big") + self._serial.to_bytes(4, "big")
+            self._serial += 1
+            self.others.append((expiry_key(at_ms, kind, tenant, serial), b"".join(names)))
+        self._expiries.clear()
+        for items in (self.bodies, self.results, self.states, self.entries, self.others):
+            if items:
+                txn.put_many(items)
+                items.clear()
+
+    def pending(self) -> bool:
+        """True if something was collected and not flushed: a call that raises must not leave that to the next."""
+        return bool(self.deletes or self.bodies or self.states or self.entries or self.others or self._expiries)
+
+    def finish(self) -> None:
+        """Writes what the queues collected, at the end of the transaction."""
+        for queue in self._queues.values():
+            queue.finish()
+
+
+class _Ranks(dict[int, bytes]):
+    """What the ranks at the back of each priority start with, in one call."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self._version = version
+
+    def __missing__(self, priority: int) -> bytes:
+        ranks = self[priority] = ready_ranks(priority, self._version)
+        return ranks
+
+
+class QueueWork:
+    """The moves of one queue's tasks."""
+
+    __slots__ = (
+        "_config",
+        "_counts",
+        "_due_ms",
+        "_prefixes",
+        "_ready",
+        "_state_prefix",
+        "event",
+        "keys",
+        "tenant",
+        "work",
+    )
+
+    def __init__(self, work: Work, keys: QueueKeys) -> None:
+        self.work = work
+        self.keys = keys
+        self.tenant = keys.tenant
+        self.event = partial(work.txn.journal.event, keys)
+        """Journals one transition: kind, id, attempt, worker, detail."""
+        self._prefixes = keys.of_place
+        self._state_prefix = keys.tenant.state
+        self._counts: dict[str, int] = dict.fromkeys(keys.counters, 0)
+        self._config: QueueConfig | None = None
+        self._due_ms: int | None = None
+        self._ready: bool | None = None
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
-    def to_ready(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
-        state.due_ms = self.now_ms
-        self._pend(queue, task_id, state, Place.READY, ready_rank(state.priority, self.txn.version, self._n))
-        self._n += 1
+        work = self.work
+        rank = work.ranks[state.priority] + work.placed.to_bytes(4, "big") + KIND_TASK
+        work.placed += 1
+        state.due_ms = work.now_ms
+        self._pend(task_id, state, Place.READY, rank)
 
-    def to_home(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def to_home(self, task_id: bytes, state: State) -> None:
         """Moves a task back to where it stood when it was claimed."""
-        self._pend(queue, task_id, state, Place.READY, state.home)
+        self._pend(task_id, state, Place.READY, state.home)
         if state.expires_ms and state.attempts == 0:
-            self.put(expiry_key(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id), b"")
+            self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
 
-    def to_delayed(self, queue: QueueKeys, task_id: bytes, state: State, visible_ms: int) -> None:
+    def to_delayed(self, task_id: bytes, state: State, visible_ms: int) -> None:
         """Hides a task until `visible_ms`; one that is not in the future is ready at once."""
-        if visible_ms <= self.now_ms:
-            self.to_ready(queue, task_id, state)
+        if visible_ms <= self.work.now_ms:
+            self.to_ready(task_id, state)
             return
         state.due_ms = visible_ms
-        self._pend(queue, task_id, state, Place.DELAYED, delayed_rank(visible_ms))
-        self.due(queue, visible_ms)
+        if self._due_ms is None or visible_ms < self._due_ms:
+            self._due_ms = visible_ms
+        self._pend(task_id, state, Place.DELAYED, delayed_rank(visible_ms))
 
-    def to_leased(self, queue: QueueKeys, task_id: bytes, state: State, lease_end_ms: int) -> None:
-        """Moves a task under a lease, or an extended one."""
-        self._leave(queue, task_id, state)
+    def to_leased(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
+        """Moves a task under a lease, or an extended one. From ready, it remembers where it stood."""
+        if state.place is Place.READY:
+            state.home = state.rank
+            state.progress = None
         state.status = Status.IN_PROGRESS
         state.lease_end_ms = lease_end_ms
-        self._enter(queue, task_id, state, Place.LEASED, ms8(lease_end_ms))
-        self.save(queue, task_id, state)
-        self.due(queue, lease_end_ms)
+        if self._due_ms is None or lease_end_ms < self._due_ms:
+            self._due_ms = lease_end_ms
+        self._move(task_id, state, Place.LEASED, lease_end_ms.to_bytes(8, "big"))
 
-    def end(
-        self, queue: QueueKeys, task_id: bytes, state: State, status: Status, reason: str = "", ttl_ms: int | None = None
-    ) -> None:
-        """Ends a task and says how long it is kept from now."""
-        self._leave(queue, task_id, state)
-        ttl_ms = state.result_ttl_ms if ttl_ms is None else ttl_ms
+    def end(self, task_id: bytes, state: State, status: Status, reason: str = "", ttl_ms: int = -1) -> None:
+        """Ends a task and says how long it is kept from now; `ttl_ms` overrides the task's own."""
+        now_ms = self.work.now_ms
+        if ttl_ms < 0:
+            ttl_ms = state.result_ttl_ms
         state.status = status
         state.reason = reason
         state.token = b""
-        state.ended_ms = self.now_ms
-        state.kept_until_ms = self.now_ms + max(state.retention_ms, ttl_ms)
-        state.result_until_ms = self.now_ms + ttl_ms
+        state.ended_ms = now_ms
+        state.result_until_ms = now_ms + ttl_ms
+        state.kept_until_ms = now_ms + (ttl_ms if ttl_ms > state.retention_ms else state.retention_ms)
+        place, rank, value = Place.NONE, b"", b""
         if status is Status.FAILED:
-            state.kept_until_ms = state.result_until_ms = self.now_ms + self._dead_retention_ms(queue, state)
-            self._enter(queue, task_id, state, Place.DEAD, ms8(self.now_ms), reason.encode())
+            state.kept_until_ms = state.result_until_ms = now_ms + self._dead_retention_ms(state)
+            place, rank, value = Place.DEAD, ms8(now_ms), reason.encode()
         elif status is Status.CANCELLED:
-            self.free_key(queue, task_id, state)
+            self.free_key(task_id, state)
         elif not state.keep:
-            self._forget_body(queue, task_id, state)
-        self.expire_later(queue, task_id, state)
-        self.save(queue, task_id, state)
+            self._forget_body(task_id, state)
+        self.expire_later(task_id, state)
+        self._move(task_id, state, place, rank, value)
 
-    def expire_unstarted(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def expire_unstarted(self, task_id: bytes, state: State) -> None:
         """Ends a task whose start deadline passed before anybody started it."""
-        self.end(queue, task_id, state, Status.CANCELLED, Reason.EXPIRED)
-        self.event(EventKind.CANCELLED, queue, task_id, state, detail=Detail(Reason.EXPIRED))
+        self.end(task_id, state, Status.CANCELLED, Reason.EXPIRED)
+        self.event(EventKind.CANCELLED, task_id, state.attempts, detail=Detail(Reason.EXPIRED))
 
-    def revive(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def take_back(self, task_id: bytes, state: State) -> None:
+        """Ends a lease that ran out: the lease was the delay, so the task is ready at once, or out of attempts."""
+        if state.cancel:
+            self.end(task_id, state, Status.CANCELLED, Reason.CANCELLED)
+            self.event(EventKind.CANCELLED, task_id, state.attempts, state.worker, Detail(Reason.CANCELLED))
+        elif state.attempts >= state.max_attempts:
+            self.end(task_id, state, Status.FAILED, Reason.LEASE_EXPIRED)
+            self.event(EventKind.FAILED, task_id, state.attempts, state.worker, Detail(Reason.LEASE_EXPIRED))
+        else:
+            self.to_ready(task_id, state)
+            self.event(EventKind.LEASE_EXPIRED, task_id, state.attempts, state.worker)
+
+    def revive(self, task_id: bytes, state: State) -> None:
         """Puts a dead letter back at the end of its queue, as if it had never been tried."""
         state.attempts = state.releases = 0
         state.ended_ms = state.kept_until_ms = state.result_until_ms = 0
         state.reason, state.progress, state.cancel, state.expires_ms = "", None, False, 0
-        self.drop_result(queue, task_id, state)
-        self.to_ready(queue, task_id, state)
+        self.drop_result(task_id, state)
+        self.to_ready(task_id, state)
+        self.event(EventKind.REPLAYED, task_id, state.attempts)
 
-    def remove(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def remove(self, task_id: bytes, state: State) -> None:
         """Removes every trace of a task; the expiry entries that name it will find nothing."""
-        self._leave(queue, task_id, state)
-        self.free_key(queue, task_id, state)
-        tenant = queue.tenant
-        for prefix in (tenant.body, tenant.state, tenant.result):
-            self.delete(prefix + task_id)
-        self.tally(queue, "bytes", -state.size)
+        self.free_key(task_id, state)
+        deletes, tenant = self.work.deletes, self.tenant
+        if state.rank:
+            deletes.append(self._prefixes[state.place] + state.rank + task_id)
+            self._counts[state.place] -= 1
+        deletes += (tenant.body + task_id, tenant.state + task_id)
+        if state.result_apart:
+            deletes.append(tenant.result + task_id)
+        self._counts["bytes"] -= state.size
 
-    def _pend(self, queue: QueueKeys, task_id: bytes, state: State, place: Place, rank: bytes) -> None:
-        self._leave(queue, task_id, state)
+    def _pend(self, task_id: bytes, state: State, place: Place, rank: bytes) -> None:
         state.status = Status.PENDING
         state.token = b""
         state.lease_end_ms = 0
-        self._enter(queue, task_id, state, place, rank)
-        self.save(queue, task_id, state)
         if place is Place.READY:
-            self._ready.add(queue)
+            self._ready = True
+        self._move(task_id, state, place, rank)
 
-    def _leave(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def _move(self, task_id: bytes, state: State, place: Place, rank: bytes, value: bytes = b"") -> None:
+        """Takes a task's entry from where it stands to where it goes, and writes its state."""
+        work, counts = self.work, self._counts
         if state.rank:
-            self._changes[queue.of_place[state.place] + state.rank + task_id] = None
-            self.tally(queue, state.place, -1)
-        state.place, state.rank = Place.NONE, b""
-
-    def _enter(
-        self, queue: QueueKeys, task_id: bytes, state: State, place: Place, rank: bytes, value: bytes = b""
-    ) -> None:
-        self._changes[queue.of_place[place] + rank + task_id] = value
-        self.tally(queue, place, 1)
-        state.place, state.rank = place, rank
+            before = state.place
+            work.deletes.append(self._prefixes[before] + state.rank + task_id)
+            counts[before] -= 1
+        if rank:
+            work.entries.append((self._prefixes[place] + rank + task_id, value))
+            counts[place] += 1
+        state.place = place
+        state.rank = rank
+        work.states.append((self._state_prefix + task_id, encode_state(state)))
 
     # --------------------------------------------------------------------------------------------------- records beside
 
-    def save(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
-        """Writes the state."""
-        self._changes[queue.tenant.state + task_id] = encode_state(state)
+    def save(self, task_id: bytes, state: State) -> None:
+        """Writes the state of a task that stays where it is."""
+        self.work.states.append((self._state_prefix + task_id, encode_state(state)))
 
-    def put(self, key: bytes, value: bytes) -> None:
-        self._changes[key] = value
+    def put_body(self, task_id: bytes, state: State, body: bytes) -> None:
+        """Writes the body of a new task."""
+        self.work.bodies.append((self.tenant.body + task_id, body))
+        self._counts["bytes"] += state.size
 
-    def delete(self, key: bytes) -> None:
-        self._changes[key] = None
-
-    def put_result(self, queue: QueueKeys, task_id: bytes, state: State, result: StoredResult) -> None:
-        """Writes the result slot; before the end it holds the latest error."""
-        self._changes[queue.tenant.result + task_id] = encode_result(result)
+    def put_result(self, task_id: bytes, state: State, result: StoredResult) -> None:
+        """Fills the result slot; before the end it holds the latest error. The move that follows writes the state."""
+        if state.result_apart:
+            self.drop_result(task_id, state)
         size = len(result.data or b"")
+        if size <= RESULT_INLINE_MAX_BYTES and result.error is None:
+            state.result = result
+        else:
+            state.result, state.result_apart = None, True
+            self.work.results.append((self.tenant.result + task_id, encode_result(result)))
         state.size += size
-        self.tally(queue, "bytes", size)
+        self._counts["bytes"] += size
 
-    def drop_result(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
-        """Removes the result slot's record."""
-        key = queue.tenant.result + task_id
-        stored = self.txn.get(key)
-        if stored is not None:
-            size = len(decode_result(stored).data or b"")
-            state.size -= size
-            self.tally(queue, "bytes", -size)
-            self._changes[key] = None
+    def drop_result(self, task_id: bytes, state: State) -> None:
+        """Empties the result slot."""
+        result = stored_result(self.work.txn, self.tenant, task_id, state)
+        if result is None:
+            return
+        if state.result_apart:
+            self.work.deletes.append(self.tenant.result + task_id)
+        state.result, state.result_apart = None, False
+        size = len(result.data or b"")
+        state.size -= size
+        self._counts["bytes"] -= size
 
-    def free_key(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def free_key(self, task_id: bytes, state: State) -> None:
         """Frees the deduplication key, if it still points to this task."""
-        if state.digest and self.txn.get(queue.key + state.digest) == task_id:
-            self._changes[queue.key + state.digest] = None
-        state.digest = b""
+        if state.digest:
+            key = self.keys.key + state.digest
+            if self.work.txn.get(key) == task_id:
+                self.work.deletes.append(key)
+            state.digest = b""
 
-    def expire_later(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
+    def expire_later(self, task_id: bytes, state: State) -> None:
         """Notes when the task, and its result if that is earlier, may go."""
-        tenant = queue.tenant.name
-        self._changes[expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant, task_id)] = b""
-        if state.result_until_ms < state.kept_until_ms:
-            self._changes[expiry_key(state.result_until_ms, EXPIRE_RESULT, tenant, task_id)] = b""
+        self.work.expire(state.kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
+        if 0 < state.result_until_ms < state.kept_until_ms:
+            self.work.expire(state.result_until_ms, EXPIRE_RESULT, self.tenant.name, task_id)
 
-    def due(self, queue: QueueKeys, at_ms: int) -> None:
-        """Notes that the queue has something due then."""
-        known = self._due.get(queue)
-        if known is None or at_ms < known:
-            self._due[queue] = at_ms
-
-    def tally(self, queue: QueueKeys, field: str, delta: int) -> None:
-        """Counts."""
-        where = (queue, field)
-        self._tally[where] = self._tally.get(where, 0) + delta
-
-    def event(
-        self,
-        kind: EventKind,
-        queue: QueueKeys,
-        task_id: bytes,
-        state: State,
-        worker: str = "",
-        detail: Detail | None = None,
-    ) -> None:
-        """Journals one transition."""
-        details = None if detail is None else [detail]
-        self.txn.journal.write(kind, queue.tenant.name, queue.command, [task_id], [state.attempts], worker, details)
-
-    def config(self, queue: QueueKeys) -> QueueConfig:
+    def config(self) -> QueueConfig:
         """The queue's configuration."""
-        config = self._configs.get(queue)
-        if config is None:
-            stored = self.txn.get(queue.config)
-            config = self._configs[queue] = _NO_CONFIG if stored is None else decode_config(stored)
-        return config
+        if self._config is None:
+            stored = self.work.txn.get(self.keys.config)
+            self._config = _NO_CONFIG if stored is None else decode_config(stored)
+        return self._config
 
-    def flush(self) -> None:
-        """Writes everything collected so far."""
-        if self._changes:
-            self.txn.delete_many([key for key, value in self._changes.items() if value is None])
-            self.txn.put_many([item for item in self._changes.items() if item[1] is not None])  # type: ignore[misc]
-            self._changes = {}
-        for (queue, field), delta in self._tally.items():
+    def set_config(self, config: QueueConfig) -> None:
+        """Replaces the configuration; the defaults take no room."""
+        self._config = config
+        if config == _NO_CONFIG:
+            self.work.txn.delete(self.keys.config)
+        else:
+            self.work.txn.put(self.keys.config, encode_config(config))
+
+    def emptied(self) -> None:
+        """Notes that nothing is ready here; the next ready task sets the mark again."""
+        self._ready = False
+
+    def set_due(self, at_ms: int | None) -> None:
+        """Says when the queue next has something due; None: never."""
+        self._due_ms = None
+        set_due(self.work.txn, self.keys, self.work.txn.get(self.keys.due), at_ms)
+
+    def finish(self) -> None:
+        """Writes the queue's counters and marks."""
+        txn, keys = self.work.txn, self.keys
+        for field, delta in self._counts.items():
             if delta:
-                self.txn.add(queue.counters[field], delta)
-                self.txn.add(queue.tenant.totals[field], delta)
-        self._tally = {}
-        for queue in self._ready:
-            if self.txn.get(queue.ready_mark) is None:
-                self.txn.put(queue.ready_mark, b"")
-        self._ready = set()
-        for queue, at_ms in self._due.items():
-            self._bring_forward(queue, at_ms)
-        self._due = {}
+                txn.add(keys.counters[field], delta)
+                txn.add(keys.tenant.totals[field], delta)
+        if self._ready is not None and self._ready is (txn.get(keys.ready_mark) is None):
+            if self._ready:
+                txn.put(keys.ready_mark, b"")
+            else:
+                txn.delete(keys.ready_mark)
+        if self._due_ms is not None:
+            # The due index names the earliest time that is known; one that has become too early costs one look.
+            known = txn.get(keys.due)
+            if known is None or self._due_ms < from8(known):
+                set_due(txn, keys, known, self._due_ms)
 
-    def _bring_forward(self, queue: QueueKeys, at_ms: int) -> None:
-        """The due index names the earliest time that is known; a time that has become too early costs one look."""
-        known = self.txn.get(queue.due)
-        if known is None or at_ms < from8(known):
-            set_due(self.txn, queue, known, at_ms)
-
-    def _dead_retention_ms(self, queue: QueueKeys, state: State) -> int:
-        configured_s = self.config(queue).dead_retention_s
+    def _dead_retention_ms(self, state: State) -> int:
+        configured_s = self.config().dead_retention_s
         return max(_DEAD_RETENTION_MS, state.retention_ms) if configured_s is None else int(configured_s * 1000)
 
-    def _forget_body(self, queue: QueueKeys, task_id: bytes, state: State) -> None:
-        self.free_key(queue, task_id, state)
-        self._changes[queue.tenant.body + task_id] = None
-        self._changes[queue.tenant.result + task_id] = None
-        self.tally(queue, "bytes", -state.size)
+    def _forget_body(self, task_id: bytes, state: State) -> None:
+        self.free_key(task_id, state)
+        self.drop_result(task_id, state)
+        self.work.deletes.append(self.tenant.body + task_id)
+        self._counts["bytes"] -= state.size
         state.size = 0
-        state.kept_until_ms = state.result_until_ms = self.now_ms + _UNKEPT_STATE_MS
+        state.result_until_ms = 0
+        state.kept_until_ms = self.work.now_ms + _UNKEPT_STATE_MS
 
-    def take_back(self, queue: QueueKeys, task_id: bytes, state: State) -> EventKind:
-        """Ends a lease that ran out: the lease was the delay, so the task is ready at once, or out of attempts."""
-        worker, reason = state.worker, ""
-        if state.cancel:
-            kind, reason = EventKind.CANCELLED, Reason.CANCELLED
-            self.end(queue, task_id, state, Status.CANCELLED, reason)
-        elif state.attempts >= state.max_attempts:
-            kind, reason = EventKind.FAILED, Reason.LEASE_EXPIRED
-            self.end(queue, task_id, state, Status.FAILED, reason)
-        else:
-            kind = EventKind.LEASE_EXPIRED
-            self.to_ready(queue, task_id, state)
-        self.event(kind, queue, task_id, state, worker, Detail(reason) if reason else None)
-        return kind
+
+def stored_result(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> StoredResult | None:
+    """Returns what the result slot holds, wherever it is kept."""
+    if not state.result_apart:
+        return state.result
+    stored = txn.get(tenant.result + task_id)
+    return None if stored is None else decode_result(stored)
 
 
 def set_due(txn: Txn, queue: QueueKeys, known: bytes | None, at_ms: int | None) -> None:

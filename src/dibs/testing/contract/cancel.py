@@ -87,7 +87,12 @@ class TestCancel:
 
     @pytest.mark.parametrize(
         ("kind", "fields"),
-        [(Kind.RETRY, {"error": BOOM}), (Kind.RETRY, {"delay_s": 60}), (Kind.FAIL, {"error": BOOM}), (Kind.RELEASE, {})],
+        [
+            (Kind.RETRY, {"error": BOOM}),
+            (Kind.RETRY, {"delay_s": 60}),
+            (Kind.FAIL, {"error": BOOM}),
+            (Kind.RELEASE, {}),
+        ],
         ids=["retry", "retry later", "fail", "release"],
     )
     async def test_any_other_end_is_cancelled(

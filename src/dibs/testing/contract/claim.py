@@ -84,27 +84,26 @@ class TestClaim:
         assert len(tokens) == 20
 
     @pytest.mark.parametrize(
-        ("claim_s", "task_s", "queue_s", "expected_s"),
+        ("given", "expected_s"),
         [
-            (None, None, None, 30),
-            (None, None, 300, 300),
-            (None, 60, 300, 60),
-            (10, 60, 300, 10),
-            (10, None, None, 10),
-            (1, None, None, 1),
-            (43_200, None, None, 43_200),
+            ((None, None, None), 30),
+            ((None, None, 300), 300),
+            ((None, 60, 300), 60),
+            ((10, 60, 300), 10),
+            ((10, None, None), 10),
+            ((1, None, None), 1),
+            ((43_200, None, None), 43_200),
         ],
     )
     async def test_whose_lease_counts(
         self,
         store: Store,
         clock: ManualClock,
-        claim_s: float | None,
-        task_s: float | None,
-        queue_s: float | None,
+        given: tuple[float | None, float | None, float | None],
         expected_s: float,
     ) -> None:
         """The claim's lease counts, else the task's, else the queue's, else 30 s; 1 s to 12 h are allowed."""
+        claim_s, task_s, queue_s = given
         await store.configure(TENANT, COMMAND, QueueConfig(lease_s=queue_s))
         task_id = await put(store, lease_s=task_s)
         lease = await take(store, lease_s=claim_s)

@@ -112,6 +112,13 @@ class TestDeadLetters:
         assert sum(len(one.ids) for one in acted) == 1
         assert await drain(store) == [task_id]
 
+    async def test_named_twice_is_replayed_once(self, store: Store) -> None:
+        """The same id twice in one call is one dead letter."""
+        task_id = await put_dead(store)
+        assert (await store.replay(TENANT, [task_id, task_id])).ids == [task_id]
+        assert await drain(store) == [task_id]
+        await assert_counts(store)
+
     async def test_some_are_replayed(self, store: Store) -> None:
         """A call replays just the ids it names."""
         ids = await put_many_dead(store, 5)
@@ -166,6 +173,13 @@ class TestPurge:
         total = await assert_counts(store)
         assert (total.dead, total.bytes) == (0, 0)
         assert (await kinds_of(store, task_id))[-1] is EventKind.PURGED
+
+    async def test_named_twice_is_purged_once(self, store: Store) -> None:
+        """The same id twice in one call is counted once."""
+        task_id = await put_dead(store, payload=b"p")
+        assert (await store.purge(TENANT, [task_id, task_id])).ids == [task_id]
+        total = await assert_counts(store)
+        assert (total.dead, total.bytes) == (0, 0)
 
     async def test_a_purged_id_is_nobodys(self, store: Store) -> None:
         """After a purge the id may be enqueued as if it were new."""

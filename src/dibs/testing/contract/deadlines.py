@@ -16,8 +16,9 @@ from dibs.testing.contract.steps import (
     nothing_ready,
     pass_time,
     put,
+    put_many,
+    release,
     retry,
-    soon,
     sweep_all,
     take,
 )
@@ -79,12 +80,15 @@ class TestDeadlines:
         assert (await pass_time(store, clock, 121)).cancelled == 0
         assert (await take(store)).id == task_id
 
-    async def test_waiters_are_told(self, store: Store, clock: ManualClock) -> None:
-        """Who waits for the task learns that it will not run."""
-        task_id = await put(store, expires_s=60)
-        await pass_time(store, clock, 61)
-        [task] = await soon(store.wait(TENANT, [task_id], 30))
-        assert task.status is Status.CANCELLED
+    async def test_a_release_keeps_every_deadline(self, store: Store, clock: ManualClock) -> None:
+        """What is given back untouched was not started: its deadline holds, and so do those of its whole batch."""
+        ids = await put_many(store, 5, expires_s=60)
+        for _ in range(2):
+            await release(store, await take(store))
+        assert (await pass_time(store, clock, 61)).cancelled == 5
+        tasks = await store.get(TENANT, ids)
+        assert [task.reason for task in tasks if task is not None] == ["EXPIRED"] * 5
+        assert (await assert_counts(store)).ready == 0
 
     async def test_its_key_is_free_again(self, store: Store, clock: ManualClock) -> None:
         """An expired task is CANCELLED, and that frees the key."""

@@ -135,6 +135,13 @@ class TestDedup:
         assert await again(store, id=task_id) == Enqueued(task_id)
         assert await again(store, id=task_id) == Enqueued(task_id, already=True)
 
+    async def test_a_duplicate_does_not_use_up_its_id(self, store: Store) -> None:
+        """The id of a task that was not made is still free, in the same batch and later."""
+        holder = await put(store, key="k")
+        task_id = new_id(TENANT, COMMAND, "k")
+        tasks = [NewTask(command=COMMAND, id=task_id, key="k"), NewTask(command=COMMAND, id=task_id)]
+        assert await store.enqueue(TENANT, tasks) == [Duplicate(holder, Status.PENDING), Enqueued(task_id)]
+
     async def test_the_id_counts_even_if_another_has_the_key(self, store: Store) -> None:
         """An id that exists answers already, whoever holds the key it is repeated with."""
         task_id = new_id(TENANT, COMMAND, "k")
@@ -190,9 +197,7 @@ class TestFreedKeys:
         assert (await store.purge(TENANT, [old])).ids == [old]
         assert await again(store) == Duplicate(new, Status.PENDING)
 
-    async def test_pruning_an_old_task_does_not_free_its_successors_key(
-        self, store: Store, clock: ManualClock
-    ) -> None:
+    async def test_pruning_an_old_task_does_not_free_its_successors_key(self, store: Store, clock: ManualClock) -> None:
         """Retention frees a key no more than a purge if the key moved on."""
         old = await put(store, key="k")
         await store.cancel(TENANT, [old])
@@ -259,6 +264,17 @@ class TestReplayDead:
         outcome = await again(store, on_duplicate="replay_dead")
         assert isinstance(outcome, Enqueued)
         await fail(store, await take(store))
+
+    async def test_twice_in_one_batch_revives_once(self, store: Store) -> None:
+        """The second of two revivals in a batch finds the task alive."""
+        first = await put_dead(store, key="k")
+        twice = [NewTask(command=COMMAND, key="k", on_duplicate="replay_dead") for _ in range(2)]
+        assert await store.enqueue(TENANT, twice) == [
+            Duplicate(first, Status.PENDING, replayed=True),
+            Duplicate(first, Status.PENDING),
+        ]
+        assert await drain(store) == [first]
+        await assert_counts(store)
 
     async def test_of_concurrent_revivals_one_revives(self, store: Store) -> None:
         """The dead letter is replayed once, and delivered once."""

@@ -42,7 +42,9 @@ class TestEnqueue:
         assert (task.result, task.reason, task.error, task.progress) == (None,) * 4
         assert not task.cancel_requested
 
-    @pytest.mark.parametrize("payload", [b"", b"\x00", EVERY_BYTE, "日本".encode()], ids=["empty", "nul", "all", "utf8"])
+    @pytest.mark.parametrize(
+        "payload", [b"", b"\x00", EVERY_BYTE, "日本".encode()], ids=["empty", "nul", "all", "utf8"]
+    )
     async def test_payloads_are_untouched(self, store: Store, payload: bytes) -> None:
         """Whatever the bytes are, `get` and `claim` return the same ones."""
         task_id = await put(store, payload=payload, codec="raw")
@@ -114,7 +116,9 @@ class TestEnqueue:
         answers = await asyncio.gather(
             *(store.enqueue(TENANT, [NewTask(command=COMMAND, id=task_id)]) for _ in range(16))
         )
-        assert sorted(outcome.already for [outcome] in answers if isinstance(outcome, Enqueued)) == [False] + [True] * 15
+        assert (
+            sorted(outcome.already for [outcome] in answers if isinstance(outcome, Enqueued)) == [False] + [True] * 15
+        )
         assert await drain(store) == [task_id]
 
     async def test_an_empty_batch_is_no_work(self, store: Store) -> None:

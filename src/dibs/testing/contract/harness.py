@@ -11,6 +11,8 @@ from dibs.clock import Clock, ManualClock
 from dibs.stores import protocol
 from dibs.stores.protocol import Order, Store
 
+STRICT = Order()
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreHarness:
@@ -24,7 +26,7 @@ class StoreHarness:
     """True if what was stored outlives `close`, and `open` finds it again."""
     shares: bool = False
     """True if `open` gives a second client of the same data while the first is still open."""
-    order: Order = Order()
+    order: Order = STRICT
     """What the store is meant to declare: a weaker order must not come by accident."""
 
 

@@ -65,9 +65,7 @@ class TestHeartbeat:
         assert (await look(store, task_id)).lease_end_ms == end_ms
 
     @pytest.mark.parametrize("granted_s", [None, 45, 600])
-    async def test_extends_by_what_was_granted(
-        self, store: Store, clock: ManualClock, granted_s: float | None
-    ) -> None:
+    async def test_extends_by_what_was_granted(self, store: Store, clock: ManualClock, granted_s: float | None) -> None:
         """Without `extend_s` the lease is as long again as the claim granted."""
         await put(store)
         lease = await take(store, lease_s=granted_s)
@@ -187,6 +185,19 @@ class TestHeartbeat:
             LeaseLost(Cause.NOT_IN_PROGRESS),
             Extended(end_ms),
         ]
+
+    async def test_twice_in_one_batch(self, store: Store, clock: ManualClock) -> None:
+        """The second beat of a lease in one batch counts from the same moment, and one lease is left."""
+        await put(store)
+        lease = await take(store)
+        ends = [clock.now_ms() + 60_000, clock.now_ms() + 90_000]
+        beats = [beat_of(lease, extend_s=60), beat_of(lease, extend_s=90)]
+        assert await store.heartbeat(beats) == [Extended(end_ms) for end_ms in ends]
+        assert (await look(store, lease.id)).lease_end_ms == ends[1]
+        assert (await pass_time(store, clock, 61)).expired == 0
+        assert (await pass_time(store, clock, 30)).expired == 1
+        total = await assert_counts(store)
+        assert (total.ready, total.leased) == (1, 0)
 
     async def test_against_a_settle_at_the_same_time(self, store: Store, clock: ManualClock) -> None:
         """Whichever comes first, the settle stands and no lease is left over."""

@@ -22,8 +22,11 @@ from dibs.testing.contract.steps import (
     put,
     put_completed,
     put_dead,
+    put_many,
     settle,
+    settlement,
     take,
+    take_many,
 )
 
 HOUR_S = 3600.0
@@ -34,7 +37,9 @@ DAY_S = 24 * HOUR_S
 class TestResults:
     """Every task that ended has a result, for a time."""
 
-    @pytest.mark.parametrize("data", [None, b"", b"\x00\xff\x80", b"x" * (1 << 20)], ids=["none", "empty", "bin", "big"])
+    @pytest.mark.parametrize(
+        "data", [None, b"", b"\x00\xff\x80", b"x" * (1 << 20)], ids=["none", "empty", "bin", "big"]
+    )
     async def test_kept_as_it_is(self, store: Store, data: bytes | None) -> None:
         """Nothing, no bytes, binary or a mebibyte: what was given comes back, and the task is COMPLETED."""
         task_id = await put(store)
@@ -191,6 +196,20 @@ class TestRetain:
         assert await store.retain(TENANT, [task_id], 60) == [ended_ms + HOUR_S * 1000]
         await pass_time(store, clock, HOUR_S - 1)
         assert (await look(store, task_id)).result == Result(Status.COMPLETED, b"1")
+
+    async def test_others_go_when_they_should(self, store: Store, clock: ManualClock) -> None:
+        """Keeping one of several that ended together, for longer or not, does not keep the others."""
+        ids = await put_many(store, 6, payload=b"p", result_ttl_s=60)
+        leases = await take_many(store, 6)
+        await store.settle([settlement(lease, Kind.COMPLETE, result=b"r") for lease in leases])
+        await store.retain(TENANT, [leases[0].id, leases[1].id], 60)
+        await store.retain(TENANT, [leases[2].id], HOUR_S)
+        await pass_time(store, clock, 61)
+        left = [task.id for task in await store.get(TENANT, ids) if task is not None]
+        assert left == [leases[2].id]
+        assert (await assert_counts(store)).bytes == 2
+        await pass_time(store, clock, HOUR_S)
+        assert (await assert_counts(store)).bytes == 0
 
     async def test_only_what_has_a_result(self, store: Store, clock: ManualClock) -> None:
         """None for what is unknown, not ended, or whose result is gone."""

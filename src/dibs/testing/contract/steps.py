@@ -1,4 +1,4 @@
-"""The small steps that tests are written in. Each checks what it takes for granted, so that a test fails where it breaks."""
+"""The small steps that tests are written in. Each checks what it takes for granted: a test fails where it breaks."""
 
 from __future__ import annotations
 
@@ -183,12 +183,12 @@ async def pass_time(store: Store, clock: ManualClock, seconds: float) -> Swept:
     return await sweep_all(store)
 
 
-async def list_all(store: Store, filter: Filter | None = None, *, tenant: str = TENANT, limit: int = 100) -> list[Task]:
+async def list_all(store: Store, which: Filter | None = None, *, tenant: str = TENANT, limit: int = 100) -> list[Task]:
     """Lists page after page; every task must come once."""
     tasks: list[Task] = []
     cursor: str | None = None
     for _ in range(10_000):
-        page = await store.list(tenant, filter, cursor=cursor, limit=limit)
+        page = await store.list(tenant, which, cursor=cursor, limit=limit)
         assert len(page.tasks) <= limit
         tasks += page.tasks
         cursor = page.cursor

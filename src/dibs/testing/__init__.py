@@ -1,0 +1,1 @@
+"""What dibs ships for testing: the contract suite for stores."""

@@ -1,0 +1,129 @@
+# ruff: noqa: E402 - assertion rewriting has to be registered before the topics are imported.
+"""The conformance suite: what every store promises, as tests that any store author can run.
+
+A store's tests need a `harness` fixture and one line that takes the suite whole::
+
+    # conftest.py
+    @pytest.fixture
+    def harness(tmp_path: Path) -> StoreHarness:
+        return StoreHarness(open=lambda clock: open_my_store(tmp_path, clock=clock), reopens=True)
+
+    # test_contract.py
+    from dibs.testing.contract import *
+
+Each topic is a module here; its classes and the fixtures they use come with the star. The suite runs on asyncio by
+anyio's pytest plugin, on a clock that only the tests move, and never sleeps to let time pass. A gap is marked by the
+store's author as a strict xfail with its reason.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_TOPICS = (
+    "bad_input",
+    "cancel",
+    "claim",
+    "clocks",
+    "dead",
+    "deadlines",
+    "dedup",
+    "delay",
+    "durability",
+    "enqueue",
+    "expiry",
+    "fuzz",
+    "heartbeat",
+    "journal",
+    "listing",
+    "order",
+    "queues",
+    "reading",
+    "results",
+    "settle",
+    "stats",
+    "sweep",
+    "tenants",
+    "tokens",
+    "waits",
+    "wakeups",
+    "workers",
+)
+# Before they are imported: a failing assertion then shows its values, though the tests are not in a test file.
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in (*_TOPICS, "harness", "steps")))
+
+from dibs.testing.contract.bad_input import TestBadInput
+from dibs.testing.contract.cancel import TestCancel
+from dibs.testing.contract.claim import TestClaim, TestClaimId
+from dibs.testing.contract.clocks import TestClocks
+from dibs.testing.contract.dead import TestDeadLetters, TestPurge
+from dibs.testing.contract.deadlines import TestDeadlines
+from dibs.testing.contract.dedup import TestDedup, TestFreedKeys, TestReplayDead
+from dibs.testing.contract.delay import TestDelay
+from dibs.testing.contract.durability import TestClose, TestReopen
+from dibs.testing.contract.enqueue import TestEnqueue
+from dibs.testing.contract.expiry import TestExpiry
+from dibs.testing.contract.fuzz import TestFuzz
+from dibs.testing.contract.harness import StoreHarness, anyio_backend, clock, no_fallback, reopen, second, store, stores
+from dibs.testing.contract.heartbeat import TestHeartbeat
+from dibs.testing.contract.journal import TestEvents
+from dibs.testing.contract.listing import TestListing
+from dibs.testing.contract.order import TestOrder
+from dibs.testing.contract.queues import TestQueues
+from dibs.testing.contract.reading import TestReading, TestTrimming
+from dibs.testing.contract.results import TestKeepNothing, TestResults, TestRetain
+from dibs.testing.contract.settle import TestSettle
+from dibs.testing.contract.stats import TestStats
+from dibs.testing.contract.sweep import TestSweep
+from dibs.testing.contract.tenants import TestTenants
+from dibs.testing.contract.tokens import TestTokens
+from dibs.testing.contract.waits import TestWaitingForTheEnd
+from dibs.testing.contract.wakeups import TestFallback, TestWaitingClaims
+from dibs.testing.contract.workers import TestWorkers
+
+__all__ = [
+    "StoreHarness",
+    "TestBadInput",
+    "TestCancel",
+    "TestClaim",
+    "TestClaimId",
+    "TestClocks",
+    "TestClose",
+    "TestDeadLetters",
+    "TestDeadlines",
+    "TestDedup",
+    "TestDelay",
+    "TestEnqueue",
+    "TestEvents",
+    "TestExpiry",
+    "TestFallback",
+    "TestFreedKeys",
+    "TestFuzz",
+    "TestHeartbeat",
+    "TestKeepNothing",
+    "TestListing",
+    "TestOrder",
+    "TestPurge",
+    "TestQueues",
+    "TestReading",
+    "TestReopen",
+    "TestReplayDead",
+    "TestResults",
+    "TestRetain",
+    "TestSettle",
+    "TestStats",
+    "TestSweep",
+    "TestTenants",
+    "TestTokens",
+    "TestTrimming",
+    "TestWaitingClaims",
+    "TestWaitingForTheEnd",
+    "TestWorkers",
+    "anyio_backend",
+    "clock",
+    "no_fallback",
+    "reopen",
+    "second",
+    "store",
+    "stores",
+]

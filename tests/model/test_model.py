@@ -1,0 +1,84 @@
+"""The ordered store, on its engines, against the model in `dibs.testing.simulation`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from dibs.clock import Clock
+from dibs.settings import Settings
+from dibs.stores import open_store
+from dibs.stores.ordered.store import OrderedStore
+from dibs.testing.simulation import StoreMachine
+
+
+class OrderedMachine(StoreMachine):
+    """A store that has a doctor."""
+
+    async def check_at_the_end(self) -> None:
+        """No record disagrees with another."""
+        assert isinstance(self.store, OrderedStore)
+        report = await self.store.doctor()
+        assert report.clean, report.problems
+        assert report.tasks == len(self.model.tasks)
+
+
+def check_memory(examples: int, steps: int) -> None:
+    """Runs the machine on the sorted map."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: OrderedMachine(lambda clock: open_store("memory:", clock=clock)), settings=profile(examples, steps)
+    )
+
+
+def check_lmdb(directory: Path, examples: int, steps: int) -> None:
+    """Runs the machine on LMDB, each time in a new directory, closed and opened again now and then."""
+    numbers = itertools.count()
+
+    def opener() -> Callable[[Clock], Awaitable[OrderedStore]]:
+        url = f"lmdb:{directory / str(next(numbers))}"
+        return lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed"))
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: OrderedMachine(opener(), reopens=True), settings=profile(examples, steps)
+    )
+
+
+def profile(examples: int, steps: int) -> settings:
+    """No deadline: how long a step takes is not what is tested."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+        database=None,
+    )
+
+
+def test_memory_is_as_the_model() -> None:
+    """Whatever is done to it in whatever order, the store on the memory engine answers and stands as the rules say."""
+    check_memory(examples=150, steps=40)
+
+
+def test_lmdb_is_as_the_model(tmp_path: Path) -> None:
+    """The same on LMDB, where nothing is forgotten or invented by closing and opening."""
+    check_lmdb(tmp_path, examples=40, steps=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_memory_is_as_the_model_for_long() -> None:
+    """Far more and far longer histories on the memory engine."""
+    check_memory(examples=5_000, steps=120)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_lmdb_is_as_the_model_for_long(tmp_path: Path) -> None:
+    """Far more and far longer histories on LMDB."""
+    check_lmdb(tmp_path, examples=1_000, steps=120)
