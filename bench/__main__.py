@@ -14,7 +14,7 @@ import msgspec
 
 from bench import backlog, contend, cycle, footprint, latency, profile, sweep, wakeup
 from bench.figures import Figure, Results
-from bench.machine import describe_machine, revision, versions
+from bench.machine import describe_machine, fsync_ms, revision, versions
 from bench.show import Progress, print_table
 from bench.steps import Options
 
@@ -97,6 +97,7 @@ def _scratch() -> str:
 def _measure(options: Options, chosen: list[str], given: list[str], progress: Progress) -> Results:
     started = datetime.datetime.now(datetime.UTC)
     start_s, load = time.perf_counter(), os.getloadavg()[0]
+    fsync_before_ms = fsync_ms(options.directory)
     figures: list[Figure] = []
     for name in chosen:
         scenario_s = time.perf_counter()
@@ -111,6 +112,7 @@ def _measure(options: Options, chosen: list[str], given: list[str], progress: Pr
         versions=versions(options),
         revision=revision(HERE),
         load_before=round(load, 2),
+        fsync_ms=[fsync_before_ms, fsync_ms(options.directory)],
         figures=figures,
     )
 

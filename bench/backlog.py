@@ -1,10 +1,15 @@
 """What a claim costs against what else is there: a thousand, a hundred thousand, a million tasks waiting, and a store
 that a million tasks have gone through. Cost per task should not depend on it.
+
+A fresh store with a thousand tasks is measured in turn with each level, claim by claim: the ratio is to what it did in
+the same moments.
 """
 
 from __future__ import annotations
 
 import time
+
+from msgspec import Struct
 
 from bench import steps
 from bench.figures import Figure, figure
@@ -13,8 +18,9 @@ from dibs.clock import SystemClock
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, UNKEPT_STATE_S
 
-SCENARIO, UNIT = "backlog", "µs/task"
 FEW = 1_000
+FRESH = f"{FEW:,} waiting"
+BATCHES = (100, 1)
 
 
 class SkippingClock(SystemClock):
@@ -26,49 +32,66 @@ class SkippingClock(SystemClock):
         return super().now_ms() + self.skipped_ms
 
 
+class Level(Struct):
+    """Samples at one level, and of the fresh store in the same moments, by tasks per claim."""
+
+    case: str
+    samples: dict[int, list[float]]
+    fresh: dict[int, list[float]]
+
+
 def measure(options: Options) -> list[Figure]:
-    """Returns claim costs in batches and singly, held against the fresh store with few tasks."""
-    return steps.run(options, _measure(options))
+    """Returns claim costs in batches and singly, held against a fresh store with few tasks."""
+    levels = steps.run(options, _levels(options))
+    figures = []
+    for batch in BATCHES:
+        base = [sample for level in levels for sample in level.fresh[batch]]
+        figures.append(_figure(FRESH, batch, base))
+        for level in levels:
+            beside = _figure(FRESH, batch, level.fresh[batch])
+            figures.append(_figure(level.case, batch, level.samples[batch], {FRESH: beside}))
+    return figures
 
 
-async def _measure(options: Options) -> list[Figure]:
+def _figure(case: str, batch: int, samples: list[float], against: dict[str, Figure] | None = None) -> Figure:
+    name = f"{case}, claims of {batch}"
+    return figure("backlog", name, "µs/task", samples, better="lower", against=against, by="median")
+
+
+async def _levels(options: Options) -> list[Level]:
     many = options.pick(1_000_000, 100_000)
+    levels, waiting = [], 0
     clock = SkippingClock()
-    async with fresh_store(options, clock=clock) as store:
-        fresh = await _level(options, store, FEW, f"{FEW:,} waiting")
-        figures = list(fresh)
-        waiting = FEW
+    async with fresh_store(options) as fresh, fresh_store(options, clock=clock) as store:
+        await fill(fresh, FEW, keep=False)
         for level in sorted({100_000, many}):
             options.say(f"backlog: filling to {level:,}")
             await fill(store, level - waiting, keep=False)
             waiting = level
-            figures += await _level(options, store, waiting, f"{waiting:,} waiting", fresh)
+            levels.append(await _level(options, f"{waiting:,} waiting", store, fresh))
         options.say(f"backlog: {waiting:,} go through")
         await _drain(store, waiting)
         clock.skipped_ms += int(UNKEPT_STATE_S * 1000) + 1
         while (await store.sweep()).more:
             pass
-        figures += await _level(options, store, FEW, f"{FEW:,} waiting, {waiting:,} gone", fresh)
-    return figures
-
-
-async def _level(
-    options: Options, store: Store, waiting: int, case: str, fresh: tuple[Figure, Figure] | None = None
-) -> tuple[Figure, Figure]:
-    """Measures with `waiting` tasks in the queue; what is claimed is completed and replaced off the clock."""
-    if waiting == FEW:
         await fill(store, FEW, keep=False)
-    times: list[Figure] = []
-    for batch, count in ((100, options.pick(100, 40)), (1, options.pick(200, 80))):
+        levels.append(await _level(options, f"{FEW:,} waiting, {waiting:,} gone", store, fresh))
+    return levels
+
+
+async def _level(options: Options, case: str, store: Store, fresh: Store) -> Level:
+    """Claims from both stores in turn, so that a noisy moment hits both."""
+    level = Level(case, {batch: [] for batch in BATCHES}, {batch: [] for batch in BATCHES})
+    for batch in BATCHES:
         options.say(f"backlog: {case}, claims of {batch}")
-        samples = [await _claim_us(store, batch) for _ in range(count)]
-        against = None if fresh is None else {f"{FEW:,} waiting": fresh[len(times)]}
-        name = f"{case}, claims of {batch}"
-        times.append(figure(SCENARIO, name, UNIT, samples, better="lower", against=against))
-    return times[0], times[1]
+        for _ in range(options.pick(100, 40)):
+            level.fresh[batch].append(await _claim_us(fresh, batch))
+            level.samples[batch].append(await _claim_us(store, batch))
+    return level
 
 
 async def _claim_us(store: Store, batch: int) -> float:
+    """What is claimed is completed, and replaced, off the clock."""
     start_s = time.perf_counter()
     leases = await steps.claim(store, batch)
     took_s = time.perf_counter() - start_s

@@ -22,7 +22,7 @@ class Figure(Struct, kw_only=True):
     best: float
     median: float
     ratios: dict[str, float] = field(default_factory=dict)
-    """By the baseline's short name: this median divided by that one's."""
+    """By the baseline's short name: this one's best, or median, divided by that one's."""
     note: str = ""
 
 
@@ -48,6 +48,8 @@ class Results(Struct, kw_only=True):
     revision: str
     load_before: float
     """The one-minute load average before the run: how much others had to do."""
+    fsync_ms: list[float]
+    """One fsync before the run and one after it, the median of many: a disk that others use is slower."""
     figures: list[Figure]
 
     def of(self, scenario: str) -> list[Figure]:
@@ -62,19 +64,27 @@ def figure(
     *,
     better: Better = "higher",
     against: Mapping[str, Figure] | None = None,
+    by: Literal["best", "median"] = "best",
     note: str = "",
 ) -> Figure:
-    """Returns a figure with its ratio to each baseline that it is held `against`."""
+    """Returns a figure with its ratio to each baseline that it is held `against`.
+
+    A neighbour's noise only ever makes a round worse, and hits one case and not the other: so best is divided by best.
+    Where both were sampled in turn, many times, medians say more.
+    """
+    best = max(samples) if better == "higher" else min(samples)
     median = statistics.median(samples)
+    own = {"best": best, "median": median}[by]
+    bases = {name: {"best": base.best, "median": base.median}[by] for name, base in (against or {}).items()}
     return Figure(
         scenario=scenario,
         case=case,
         unit=unit,
         better=better,
         samples=[significant(sample) for sample in samples],
-        best=significant(max(samples) if better == "higher" else min(samples)),
+        best=significant(best),
         median=significant(median),
-        ratios={name: significant(median / base.median) for name, base in (against or {}).items() if base.median},
+        ratios={name: significant(own / base) for name, base in bases.items() if base},
         note=note,
     )
 

@@ -7,15 +7,19 @@ import os
 import platform
 import re
 import sqlite3
+import statistics
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 import lmdb
 
-from bench.figures import Machine
+from bench.figures import Machine, significant
 from bench.steps import Options
 
 PACKAGES = ("dibs", "lmdb", "msgspec", "anyio", "uvloop")
+FSYNCS = 100
 
 
 def describe_machine(directory: Path) -> Machine:
@@ -28,6 +32,19 @@ def describe_machine(directory: Path) -> Machine:
         file_system=_file_system(directory),
         directory=str(directory),
     )
+
+
+def fsync_ms(directory: Path) -> float:
+    """Returns what a small durable write takes just now, the median of many."""
+    times = []
+    with tempfile.TemporaryFile(dir=directory) as file:
+        for _ in range(FSYNCS):
+            file.write(b"\0" * 4096)
+            file.flush()
+            start_s = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(1000 * (time.perf_counter() - start_s))
+    return significant(statistics.median(times), 3)
 
 
 def versions(options: Options) -> dict[str, str]:

@@ -45,7 +45,7 @@ def print_table(results: Results) -> None:
         print(line)
     machine = results.machine
     print(f"\n{results.date} · {machine.cpu}, {machine.cores} cores · {machine.kernel} · {machine.file_system}")
-    print(f"revision {results.revision} · load before {results.load_before} · took {results.took_s} s")
+    print(f"revision {results.revision} · {noise(results)} · took {results.took_s} s")
 
 
 def plain_table(figures: Iterable[Figure]) -> list[str]:
@@ -60,6 +60,12 @@ def plain_table(figures: Iterable[Figure]) -> list[str]:
             lines += ["", _line((scenario, *head[1:]), widths)]
         lines.append(_line(("  " + row[1], *row[2:]), widths))
     return lines
+
+
+def noise(results: Results) -> str:
+    """Says how busy others kept the machine."""
+    before, after = results.fsync_ms
+    return f"load before {results.load_before}, one fsync {before} ms before and {after} ms after"
 
 
 def cells(figure: Figure) -> tuple[str, str, str, str, str, str]:

@@ -46,6 +46,8 @@ TOKEN_BYTES = 16
 RUN_AT_MAX_MS = 1 << 46
 """Year 4199: far past the delay horizon of any clock that is roughly right."""
 
+_COMPLETE = Kind.COMPLETE
+
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PLAIN_TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
@@ -244,7 +246,7 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
     check_tenant(item.tenant)
     check_id(item.id)
     check_token(item.token)
-    if item.kind is Kind.COMPLETE:
+    if item.kind is _COMPLETE:
         if item.result is not None:
             _check_result(item.result, item.codec, limits)
     elif type(item.kind) is not Kind:
@@ -252,13 +254,17 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
     elif item.result is not None:
         raise InvalidOption(f"a result goes with kind complete, not {item.kind}")
     if item.delay_s != 0:
-        if item.kind is not Kind.RETRY:
-            raise InvalidOption(f"delay_s goes with kind retry, not {item.kind}")
-        check_number("delay_s", item.delay_s, 0, DELAY_HORIZON_S)
+        _check_retry_delay(item)
     if item.error is not None or item.reason is not None:
         _check_failure(item)
     if item.result_ttl_s is not None:
         check_number("result_ttl_s", item.result_ttl_s, 0, TTL_MAX_S)
+
+
+def _check_retry_delay(item: Settlement) -> None:
+    if item.kind is not Kind.RETRY:
+        raise InvalidOption(f"delay_s goes with kind retry, not {item.kind}")
+    check_number("delay_s", item.delay_s, 0, DELAY_HORIZON_S)
 
 
 def _check_result(result: bytes, codec: str, limits: Limits) -> None:

@@ -27,13 +27,7 @@ UNKEPT_STATE_S = 60.0
 RELEASES_FREE = 19
 
 
-class Word(StrEnum):
-    """A fixed set of words that hash as fast as the text they are: they are looked up for every task."""
-
-    __hash__ = str.__hash__
-
-
-class Status(Word):
+class Status(StrEnum):
     """What a task's life has come to."""
 
     PENDING = "PENDING"
@@ -48,7 +42,7 @@ class Status(Word):
         return self in ENDED
 
 
-class Place(Word):
+class Place(StrEnum):
     """Where a task stands. It is always in exactly one place; one that ended well, or was cancelled, is in `none`."""
 
     READY = "ready"
@@ -58,7 +52,7 @@ class Place(Word):
     NONE = "none"
 
 
-class Kind(Word):
+class Kind(StrEnum):
     """How a lease is settled."""
 
     COMPLETE = "complete"
@@ -67,7 +61,7 @@ class Kind(Word):
     RELEASE = "release"
 
 
-class Reason(Word):
+class Reason(StrEnum):
     """Why a task ended other than by completing, where the queue itself decided."""
 
     FAILED = "FAILED"
@@ -78,7 +72,7 @@ class Reason(Word):
     DUPLICATE = "DUPLICATE"
 
 
-class Cause(Word):
+class Cause(StrEnum):
     """Why a token was not accepted."""
 
     UNKNOWN = "unknown"
@@ -449,7 +443,7 @@ class TenantPage(Struct, frozen=True):
 # ---------------------------------------------------------------------------------------------------------- journal
 
 
-class EventKind(Word):
+class EventKind(StrEnum):
     """What happened to a task."""
 
     ENQUEUED = "enqueued"

@@ -14,7 +14,7 @@ import abc
 import asyncio
 import builtins
 import random
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -202,7 +202,7 @@ class Store(abc.ABC):
             checks.check_id(task_id)
 
         async def look() -> builtins.list[Task | None]:
-            return await self._get(tenant, ids)
+            return [*await self._get(tenant, ids)]
 
         def over(tasks: builtins.list[Task | None]) -> bool:
             return any(task is None or task.status.ended for task in tasks)
@@ -234,12 +234,12 @@ class Store(abc.ABC):
         return [kept for batch in _slices(ids) for kept in await self._retain(tenant, batch, result_ttl_s)]
 
     async def list(
-        self, tenant: str, filter: Filter | None = None, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, which: Filter | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Page:
         """Returns tasks that match, a page at a time. Examines a bounded number of records, so a page may be short."""
         checks.check_tenant(tenant)
         checks.check_limit(limit)
-        return await self._list(tenant, filter or Filter(), cursor, limit)
+        return await self._list(tenant, which or Filter(), cursor, limit)
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
@@ -357,7 +357,7 @@ class Store(abc.ABC):
     async def _retain(self, tenant: str, ids: Sequence[bytes], result_ttl_s: float) -> Sequence[int | None]: ...
 
     @abc.abstractmethod
-    async def _list(self, tenant: str, filter: Filter, cursor: str | None, limit: int) -> Page: ...
+    async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page: ...
 
     @abc.abstractmethod
     async def _stats(self, tenant: str, commands: Sequence[str] | None) -> Stats: ...
@@ -418,7 +418,7 @@ class Store(abc.ABC):
 
 
 def _batches(
-    items: Sequence[Item], rejected: Container[int], size_of: Callable[[Item], int]
+    items: Sequence[Item], rejected: Mapping[int, Rejected], size_of: Callable[[Item], int]
 ) -> Iterable[Sequence[Item]]:
     """Yields the items that were not rejected, in transactions of bounded count and size."""
     if len(items) == 1 and not rejected:

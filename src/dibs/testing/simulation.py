@@ -15,6 +15,7 @@ either, and requires all of it after a sweep. Needs ``hypothesis``.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -761,6 +762,17 @@ class StoreMachine(RuleBasedStateMachine):
         forged = Settlement(tenant=lease.tenant, id=lease.id, token=self._number(b"f"), kind=kind)
         self.same(self.run(self.store.settle([forged])), self.model.settle([forged]))
 
+    @precondition(lambda self: self.model.tasks)
+    @rule(tenant=tenants, kind=st.sampled_from(Kind), delay_s=st.sampled_from([0.0, 3.0]), flag=st.booleans())
+    def work_off(self, tenant: str, kind: Kind, delay_s: float, flag: bool) -> None:
+        """What a worker does: claim, then settle."""
+        before = len(self.leases)
+        self._claim(tenant, list(COMMANDS), 2, None, "w1", None)
+        self.step()
+        items = [self._settlement(lease, kind, delay_s, flag) for lease in self.leases[before:]]
+        self.settlements += items
+        self.same(self.run(self.store.settle(items)), self.model.settle(items))
+
     @precondition(lambda self: self.leases)
     @rule(pick=Pick, times=st.integers(2, 22))
     def release_again_and_again(self, pick: int, times: int) -> None:
@@ -852,7 +864,11 @@ class StoreMachine(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("the sweep never ends")
-        self.same(Swept(promoted=promoted, expired=expired, cancelled=cancelled), self.model.sweep())
+        # What is due and past its start deadline may be promoted first, or not.
+        either = sum(task.due(self.now_ms) and task.late(self.now_ms) for task in self.model.tasks.values())
+        expected = self.model.sweep()
+        self.same((expired, cancelled), (expected.expired, expected.cancelled))
+        assert expected.promoted - either <= promoted <= expected.promoted
 
     @precondition(lambda self: self.reopens)
     @rule()
@@ -884,8 +900,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.run(self._check_journal())
-            self.run(self.check_at_the_end())
+            # After a step that failed the model is behind: what it would say then only hides the cause.
+            if sys.exc_info()[0] is None:
+                self.run(self._check_journal())
+                self.run(self.check_at_the_end())
         finally:
             self.run(self.store.close())
             self._loop.close()

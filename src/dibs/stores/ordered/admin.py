@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import EXPIRE_WORKER, reader_key, tenant_keys
-from dibs.stores.ordered.records import Detail, State, StoredWorker, encode_worker
+from dibs.stores.ordered.records import CANCELLED, DEAD, PENDING, STATUSES, Detail, State, StoredWorker, encode_worker
 from dibs.stores.ordered.views import live_state, matching_ids, resolve
 from dibs.stores.ordered.work import Work
 from dibs.task import (
@@ -43,17 +43,17 @@ def cancel(txn: Txn, tenant: str, refs: Sequence[TaskRef]) -> list[Cancelled]:
 
 def _cancel_one(work: Work, tenant: str, task_id: bytes, state: State) -> Cancelled:
     queue = work.queue(tenant, state.command)
-    if state.status.ended:
-        return Cancelled("ended", state.status)
-    if state.status is Status.PENDING:
-        queue.end(task_id, state, Status.CANCELLED, Reason.CANCELLED)
+    if state.ended():
+        return Cancelled("ended", STATUSES[state.status])
+    if state.status == PENDING:
+        queue.end(task_id, state, CANCELLED, Reason.CANCELLED)
         queue.event(EventKind.CANCELLED, task_id, state.attempts, detail=Detail(Reason.CANCELLED))
-        return Cancelled("cancelled", state.status)
+        return Cancelled("cancelled", Status.CANCELLED)
     if not state.cancel:
         state.cancel = True
         queue.save(task_id, state)
         queue.event(EventKind.CANCELLING, task_id, state.attempts, state.worker)
-    return Cancelled("cancelling", state.status)
+    return Cancelled("cancelling", Status.IN_PROGRESS)
 
 
 def replay(txn: Txn, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted:
@@ -89,8 +89,8 @@ def _dead_or_ended(
         states = {task_id: live_state(txn, tenant_keys(tenant), task_id) for task_id in which}
         found, cursor = [(task_id, state) for task_id, state in states.items() if state is not None], None
     if only_dead:
-        return [(task_id, state) for task_id, state in found if state.place is Place.DEAD], cursor
-    return [(task_id, state) for task_id, state in found if state.status.ended], cursor
+        return [(task_id, state) for task_id, state in found if state.place == DEAD], cursor
+    return [(task_id, state) for task_id, state in found if state.ended()], cursor
 
 
 def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int | None]:
@@ -99,7 +99,7 @@ def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int
     kept: dict[bytes, int | None] = {}
     for task_id in ids:
         state = live_state(txn, tenant_keys(tenant), task_id)
-        if state is None or not state.status.ended or state.result_until_ms <= txn.now_ms:
+        if state is None or not state.ended() or state.result_until_ms <= txn.now_ms:
             kept[task_id] = None
             continue
         queue = work.queue(tenant, state.command)

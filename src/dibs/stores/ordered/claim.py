@@ -26,7 +26,9 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import LEASE_DEFAULT_S, EventKind, Lease, Status
+from dibs.task import LEASE_DEFAULT_S, EventKind, Lease
+
+_CLAIMED = EventKind.CLAIMED
 
 PROMOTED_PER_CLAIM = 200
 RANDOM_BYTES = 8
@@ -95,7 +97,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
     work, keys = queue.work, queue.keys
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
-    queue_lease_ms = int((queue.config().lease_s or LEASE_DEFAULT_S) * 1000)
+    queue_lease_ms = round((queue.config().lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := call.limit - len(leases)) > 0:
         ids = [key[-ID_BYTES:] for key in txn.scan_keys(keys.ready, keys.ready_end, wanted)]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
@@ -111,7 +113,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
             state.worker = call.worker
             state.attempts += 1
             queue.to_leased(task_id, state, work.now_ms + state.lease_ms)
-            queue.event(EventKind.CLAIMED, task_id, state.attempts, call.worker)
+            queue.event(_CLAIMED, task_id, state.attempts, call.worker)
             leases.append(_lease_of(call.tenant, task_id, state, body))
         work.flush()
         if len(ids) < wanted:
@@ -153,7 +155,7 @@ def _repeated(txn: Txn, call: ClaimCall) -> list[Lease] | None:
         if state_data is None or body_data is None:
             continue
         state = decode_state(state_data)
-        if state.status is Status.IN_PROGRESS and state.token == token:
+        if state.token == token:
             leases.append(_lease_of(call.tenant, task_id, state, decode_body(body_data)))
     return leases
 

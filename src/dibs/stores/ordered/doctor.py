@@ -15,6 +15,7 @@ from msgspec import Struct
 from dibs.ids import ID_BYTES, id_to_text
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
+    BYTES,
     COUNTER_FIELDS,
     DUE,
     EXPIRE_TASK,
@@ -38,6 +39,15 @@ from dibs.stores.ordered.keys import (
     tenant_keys,
 )
 from dibs.stores.ordered.records import (
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    IN_PROGRESS,
+    LEASED,
+    NOWHERE,
+    PLACES,
+    READY,
+    STATUSES,
     State,
     UnreadableRecord,
     decode_body,
@@ -46,11 +56,11 @@ from dibs.stores.ordered.records import (
     decode_state,
 )
 from dibs.stores.ordered.views import tenants
-from dibs.task import PLACES, Place, Status
+from dibs.task import PLACES as LEGAL_PLACES
 
 STEP = 1_000
 PROBLEMS_MAX = 1_000
-_PLACE_LETTERS = {b"P": Place.READY, b"D": Place.DELAYED, b"L": Place.LEASED, b"X": Place.DEAD}
+_PLACE_LETTERS = {b"P": READY, b"D": DELAYED, b"L": LEASED, b"X": DEAD}
 
 
 class Problem(Struct, frozen=True):
@@ -101,12 +111,12 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
             report.add("state cannot be read", key)
             continue
         report.tasks += 1
-        ended += state.status.ended
+        ended += state.ended()
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
         for what in _task_problems(txn, queue, task_id, state):
             report.add(what, f"{tenant.name} {id_to_text(task_id)}")
-        if state.place in (Place.LEASED, Place.DELAYED):
+        if state.place in (LEASED, DELAYED):
             earliest[queue] = min(earliest.get(queue, from8(state.rank[:8])), from8(state.rank[:8]))
     _examine_indexes(txn, tenant, report)
     expiring = len(set(_expiring(txn, tenant)))
@@ -123,16 +133,16 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
 
 
 def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State) -> Iterator[str]:
-    if state.place not in PLACES[state.status]:
-        yield f"status {state.status} in place {state.place}"
-    if state.place is not Place.NONE and txn.get(_entry(queue, task_id, state)) is None:
-        yield f"no entry in its place, {state.place}"
-    if state.place is Place.READY and txn.get(queue.ready_mark) is None:
+    if PLACES[state.place] not in LEGAL_PLACES[STATUSES[state.status]]:
+        yield f"status {STATUSES[state.status]} in place {PLACES[state.place]}"
+    if state.place != NOWHERE and txn.get(_entry(queue, task_id, state)) is None:
+        yield f"no entry in its place, {PLACES[state.place]}"
+    if state.place == READY and txn.get(queue.ready_mark) is None:
         yield "ready, and the ready index does not know"
-    forgotten = not state.keep and state.status is Status.COMPLETED
+    forgotten = not state.keep and state.status == COMPLETED
     if txn.get(queue.tenant.body + task_id) is None and not forgotten:
         yield "no body"
-    if (state.status is Status.IN_PROGRESS) != bool(state.token):
+    if (state.status == IN_PROGRESS) != bool(state.token):
         yield "a token without a lease, or a lease without a token"
 
 
@@ -142,7 +152,7 @@ def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
             task_id = id_of(key)
             state = _state(txn, tenant, task_id)
             if state is None or _entry(queue_keys(tenant.name, state.command), task_id, state) != key:
-                report.add(f"{place} entry that no task names", key)
+                report.add(f"{PLACES[place]} entry that no task names", key)
     for prefix, what in ((tenant.body, "body"), (tenant.result, "result")):
         for key, value in _items(txn, prefix):
             if _state(txn, tenant, id_of(key)) is None:
@@ -192,13 +202,13 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
         state = decode_state(value)
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
-        if state.place is not Place.NONE:
-            txn.put(_entry(queue, task_id, state), state.reason.encode() if state.place is Place.DEAD else b"")
-        if state.place is Place.READY:
+        if state.place != NOWHERE:
+            txn.put(_entry(queue, task_id, state), state.reason.encode() if state.place == DEAD else b"")
+        if state.place == READY:
             txn.put(queue.ready_mark, b"")
-        if state.place in (Place.LEASED, Place.DELAYED):
+        if state.place in (LEASED, DELAYED):
             _know_due(txn, queue, from8(state.rank[:8]))
-        if state.status.ended and task_id not in expiring:
+        if state.ended() and task_id not in expiring:
             txn.put(expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant.name, task_id), task_id)
     stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
     for key in stored.keys() | counts.keys():
@@ -264,7 +274,7 @@ def _readable(is_body: bool, value: bytes) -> bool:
 
 
 def _entry(queue: QueueKeys, task_id: bytes, state: State) -> bytes:
-    return b"" if state.place is Place.NONE else queue.of_place[state.place] + state.rank + task_id
+    return b"" if state.place == NOWHERE else queue.of_place[state.place] + state.rank + task_id
 
 
 def _expiring(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
@@ -279,8 +289,8 @@ def _expiring(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
 
 
 def _count(counts: Counter[bytes], queue: QueueKeys, state: State) -> None:
-    for field in COUNTER_FIELDS:
-        amount = state.size if field == "bytes" else int(state.place == field)
+    for number in range(len(COUNTER_FIELDS)):
+        amount = state.size if number == BYTES else int(state.place == number)
         if amount:
-            counts[queue.counters[field]] += amount
-            counts[queue.tenant.totals[field]] += amount
+            counts[queue.counters[number]] += amount
+            counts[queue.tenant.totals[number]] += amount

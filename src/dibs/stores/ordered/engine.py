@@ -10,15 +10,15 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dibs.clock import Clock
-from dibs.errors import DibsError
+from dibs.errors import DibsError, StoreCorrupt
 from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, from_count, ms8
-from dibs.stores.ordered.records import Run
+from dibs.stores.ordered.records import Run, UnreadableRecord
 from dibs.stores.wakeups import Ended, Journalled, Ready, Wakeups
 from dibs.task import EventKind
 
@@ -124,8 +124,9 @@ class Engine(abc.ABC):
 
     async def drained(self) -> None:
         """Returns when what was submitted before has been committed and delivered."""
-        await self.lane().transact(lambda txn: None)
+        await self.lane().transact(lambda txn: txn.version)
 
+    @abc.abstractmethod
     def tend(self) -> None:
         """Housekeeping of the engine itself, from time to time; cheap."""
 
@@ -273,6 +274,15 @@ def flush_txn(txn: EngineTxn) -> None:
             txn.delete(key)
     if txn.dirty:
         txn.put(META_VERSION, ms8(txn.version))
+
+
+@contextlib.contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Turns a record that cannot be read into the error that says what to do."""
+    try:
+        yield
+    except UnreadableRecord as error:
+        raise StoreCorrupt(f"a record of {where} cannot be read ({error}): stop writing and run doctor") from error
 
 
 def post(lane: Lane, calls: list[Call], runs: list[Run]) -> None:

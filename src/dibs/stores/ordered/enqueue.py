@@ -10,7 +10,7 @@ from dibs.errors import StoreFull
 from dibs.ids import key_digest
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import EXPIRE_START, tenant_keys
-from dibs.stores.ordered.records import Body, State, decode_state, encode_body
+from dibs.stores.ordered.records import FAILED, NOWHERE, PENDING, STATUSES, Body, State, decode_state, encode_body
 from dibs.stores.ordered.views import result_of
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
@@ -20,12 +20,12 @@ from dibs.task import (
     Enqueued,
     EventKind,
     NewTask,
-    Place,
     QueueConfig,
     Rejected,
     Status,
 )
 
+_ENQUEUED = EventKind.ENQUEUED
 _RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
 
 
@@ -67,7 +67,7 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     for item, known in zip(batch, stored, strict=True):
         task = item.task
         task_id = task.id
-        if known is not None or task_id in ids:
+        if task_id in ids or (known is not None and not _cleared(work, tenant, task_id, known)):
             outcomes.append(Enqueued(task_id, True))
             continue
         queue = work.queue(tenant, task.command)
@@ -88,22 +88,27 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     return outcomes
 
 
+def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
+    """Removes what is left of an earlier task of this id if its retention is over; says whether the id is free."""
+    state = decode_state(known)
+    if not state.gone(work.now_ms):
+        return False
+    work.queue(tenant, state.command).remove(task_id, state)
+    work.flush()
+    return True
+
+
 def _put(queue: QueueWork, item: Prepared) -> None:
     task, work = item.task, queue.work
     task_id = task.id
     state = _new_state(task, item.digest, work.now_ms, queue.config())
-    queue.put_body(task_id, state, item.body)
-    if task.run_at_ms is not None:
-        queue.to_delayed(task_id, state, task.run_at_ms)
-    elif task.delay_s:
-        queue.to_delayed(task_id, state, work.now_ms + _ms(task.delay_s))
-    else:
-        queue.to_ready(task_id, state)
+    visible_ms = task.run_at_ms or (work.now_ms + _ms(task.delay_s) if task.delay_s else 0)
+    queue.put_new(task_id, state, item.body, visible_ms)
     if item.digest:
         work.others.append((queue.keys.key + item.digest, task_id))
     if state.expires_ms:
         work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
-    queue.event(EventKind.ENQUEUED, task_id, 0)
+    queue.event(_ENQUEUED, task_id, 0)
 
 
 def _new_state(task: NewTask, digest: bytes, now_ms: int, config: QueueConfig) -> State:
@@ -112,8 +117,8 @@ def _new_state(task: NewTask, digest: bytes, now_ms: int, config: QueueConfig) -
     retention_s = config.retention_s if task.retention_s is None else task.retention_s
     return State(
         task.command,
-        Status.PENDING,
-        Place.NONE,
+        PENDING,
+        NOWHERE,
         b"",
         (config.priority or 0) if task.priority is None else task.priority,
         0,
@@ -141,11 +146,11 @@ def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Dupli
     state = decode_state(stored)
     if state.gone(work.now_ms):
         return None
-    if item.task.on_duplicate == "replay_dead" and state.status is Status.FAILED:
+    if item.task.on_duplicate == "replay_dead" and state.status == FAILED:
         queue.revive(owner, state)
         work.flush()
         return Duplicate(owner, Status.PENDING, replayed=True)
-    return Duplicate(owner, state.status, result_of(work.txn, queue.tenant, owner, state))
+    return Duplicate(owner, STATUSES[state.status], result_of(work.txn, queue.tenant, owner, state))
 
 
 def _ms(seconds: float) -> int:

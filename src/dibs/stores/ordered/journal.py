@@ -54,13 +54,11 @@ class JournalWriter:
             run is None
             or self._queue is not queue
             or run.kind is not kind
-            or detail is not None
-            or run.details is not None
             or run.worker != worker
+            or run.detail != detail
             or len(run.ids) == ENTRY_EVENTS_MAX
         ):
-            details = None if detail is None else [detail]
-            run = Run(kind, queue.tenant.name, queue.command, self._at_ms, worker, [], [], details)
+            run = Run(kind, queue.tenant.name, queue.command, self._at_ms, worker, [], [], detail)
             self.runs.append(run)
             self._last, self._queue = run, queue
         run.ids.append(task_id)
@@ -130,13 +128,12 @@ class JournalReader:
         begin = self._begin(after)
         stop = self._cursor(until) if until is not None else None
         events: list[Event] = []
-        examined, at = 0, begin
-        for cursor, run, index in self._walk(begin):
+        at = begin
+        for examined, (cursor, run, index) in enumerate(self._walk(begin)):
             if stop is not None and cursor > stop:
                 return EventPage(events, at.pack(), False)
             if len(events) == limit or examined == EXAMINED_MAX:
                 return EventPage(events, at.pack(), True)
-            examined += 1
             at = cursor
             if tenant is None or run.tenant == tenant:
                 events.append(_event(cursor, run, index))
@@ -179,7 +176,7 @@ class JournalReader:
 
 
 def _event(cursor: Cursor, run: Run, index: int) -> Event:
-    detail = run.detail(index) or Detail()
+    detail = run.detail or Detail()
     return Event(
         cursor=cursor.pack(),
         at_ms=run.at_ms,

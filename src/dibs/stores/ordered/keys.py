@@ -34,13 +34,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dibs.ids import ID_BYTES
-from dibs.task import PRIORITY_MAX, Place
+from dibs.task import PRIORITY_MAX
 
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
 KIND_TASK = b"t"
 
+#: The first four are the places, in their order.
 COUNTER_FIELDS = ("ready", "delayed", "leased", "dead", "bytes")
+BYTES = 4
 
 DUE = b"A"
 READY_QUEUES = b"Y"
@@ -78,11 +80,11 @@ class TenantKeys:
         self.worker = head + b"W"
         self.claim = head + b"O"
         self.counters = head + b"Q"
-        self.totals = {field: head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS}
+        self.totals = tuple(head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS)
 
 
 class QueueKeys:
-    """The prefixes of one queue. `of_place` is where a task in that place has its entry."""
+    """The prefixes of one queue. `of_place` is where a task in that place has its entry, `counters` what counts it."""
 
     __slots__ = (
         "command",
@@ -115,13 +117,8 @@ class QueueKeys:
         self.config = head + b"Z" + command.encode()
         self.due = head + b"U" + command.encode()
         self.ready_mark = READY_QUEUES + self.name
-        self.counters = {field: head + b"Q" + tail + field.encode() for field in COUNTER_FIELDS}
-        self.of_place = {
-            Place.READY: self.ready,
-            Place.DELAYED: self.delayed,
-            Place.LEASED: self.leased,
-            Place.DEAD: self.dead,
-        }
+        self.counters = tuple(head + b"Q" + tail + field.encode() for field in COUNTER_FIELDS)
+        self.of_place = (self.ready, self.delayed, self.leased, self.dead)
 
 
 @lru_cache(maxsize=4096)

@@ -40,7 +40,7 @@ from dibs.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, run_calls
+from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, readable, run_calls
 from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_DURABILITY, META_FORMAT, META_STORE_ID, from8, ms8
 from dibs.stores.ordered.records import FORMAT, Run
@@ -69,7 +69,7 @@ _inherited: list[lmdb.Environment] = []
 
 
 def _after_fork() -> None:
-    global _open_lock
+    global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
     _inherited.extend(engine.environment for engine in _open.values())
     _open.clear()
@@ -152,7 +152,7 @@ class LmdbEngine(Engine):
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
         if self._pid != os.getpid():
             self._restart_in_child()
-        with self.environment.begin(buffers=False) as txn:
+        with readable(self.describe()), self.environment.begin() as txn:
             return fn(LmdbReadTxn(txn, self.clock.now_ms()))
 
     def tend(self) -> None:
@@ -222,9 +222,10 @@ class LmdbEngine(Engine):
             return self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
         try:
             txn = LmdbTxn(raw, self)
-            run_calls(txn, calls)
-            flush_txn(txn)
-        except BaseException as error:
+            with readable(self.describe()):
+                run_calls(txn, calls)
+                flush_txn(txn)
+        except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
             raw.abort()
             return self._fail(calls, _explained(error, self), error) if alone else None
         if not txn.dirty:

@@ -13,7 +13,7 @@ from sortedcontainers import SortedDict
 
 from dibs.clock import Clock
 from dibs.errors import StoreRefused
-from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, run_calls
+from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, readable, run_calls
 from dibs.stores.ordered.journal import JournalWriter
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ class MemoryEngine(Engine):
             for call in calls:
                 txn = MemoryTxn(self._data, self.clock.now_ms())
                 try:
-                    run_calls(txn, [call])
-                    flush_txn(txn)
-                except BaseException as error:
+                    with readable(self.describe()):
+                        run_calls(txn, [call])
+                        flush_txn(txn)
+                except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
                     txn.roll_back()
                     call.error = error
                 lane.deliver([call], txn.journal.runs)
@@ -59,14 +60,17 @@ class MemoryEngine(Engine):
                         post(other, [], txn.journal.runs)
 
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
-        with self._lock:
+        with self._lock, readable(self.describe()):
             return fn(MemoryTxn(self._data, self.clock.now_ms()))
 
     def describe(self) -> str:
         return f"memory:{self._name}"
 
     def backup(self, directory: Path) -> None:
-        raise StoreRefused("a memory store has no files to copy: use an lmdb store for what must be kept")
+        raise StoreRefused(f"a memory store has no files to copy to {directory}: use an lmdb store for what must last")
+
+    def tend(self) -> None:
+        pass
 
     def _close(self) -> None:
         _shared.pop(self._name, None)

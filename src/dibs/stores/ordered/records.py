@@ -12,6 +12,17 @@ from msgspec import Struct
 from dibs.task import ErrorInfo, EventKind, Kind, Place, Progress, QueueConfig, Status, WorkerInfo
 
 FORMAT = 1
+
+# A state keeps its words as numbers: they are written, compared and counted for every task, and a number is several
+# times cheaper than an enumeration.
+STATUSES = tuple(Status)
+PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED = range(len(STATUSES))
+PLACES = tuple(Place)
+READY, DELAYED, LEASED, DEAD, NOWHERE = range(len(PLACES))
+KINDS = tuple(Kind)
+KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+NOT_SETTLED = -1
+
 RESULT_INLINE_MAX_BYTES = 512
 
 
@@ -43,8 +54,8 @@ class State(Struct, array_like=True, gc=False):
     """Where a task stands. Rewritten by every move."""
 
     command: str
-    status: Status
-    place: Place
+    status: int
+    place: int
     rank: bytes
     """The place's key, without the queue's prefix and the id; empty in `none`."""
     priority: int
@@ -66,7 +77,7 @@ class State(Struct, array_like=True, gc=False):
     releases: int = 0
     token: bytes = b""
     settled_token: bytes = b""
-    settled_kind: Kind | None = None
+    settled_kind: int = NOT_SETTLED
     worker: str = ""
     lease_ms: int = 0
     lease_end_ms: int = 0
@@ -83,7 +94,11 @@ class State(Struct, array_like=True, gc=False):
 
     def expired_unstarted(self, now_ms: int) -> bool:
         """True if the start deadline has passed. A released task counts as not started: its attempt was returned."""
-        return 0 < self.expires_ms <= now_ms and self.attempts == 0 and self.status is Status.PENDING
+        return 0 < self.expires_ms <= now_ms and self.attempts == 0 and self.status == PENDING
+
+    def ended(self) -> bool:
+        """True once nothing but a replay can move the task."""
+        return self.status >= COMPLETED
 
     def gone(self, now_ms: int) -> bool:
         """True once retention is over, whether or not a sweep has been here."""
@@ -123,10 +138,7 @@ class Run(Struct, array_like=True, gc=False):
     worker: str
     ids: list[bytes]
     attempts: list[int]
-    details: list[Detail | None] | None = None
-
-    def detail(self, index: int) -> Detail | None:
-        return self.details[index] if self.details else None
+    detail: Detail | None = None
 
 
 #: What a decoder raises for bytes that it cannot read; the engine turns it into `StoreCorrupt`, once.

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from dibs.fingerprint import ERROR_LINE_MAX_CHARS, fingerprint
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import tenant_keys
-from dibs.stores.ordered.records import Detail, State, StoredResult, decode_state
+from dibs.stores.ordered.records import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    KIND_NUMBERS,
+    KINDS,
+    STATUSES,
+    Detail,
+    State,
+    StoredResult,
+    decode_state,
+)
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
     RELEASES_FREE,
@@ -21,10 +33,10 @@ from dibs.task import (
     Reason,
     Settled,
     Settlement,
-    Status,
 )
 
-_SETTLED = {status: Settled(status) for status in Status}
+_COMPLETE, _RETRY, _FAIL, _COMPLETED = Kind.COMPLETE, Kind.RETRY, Kind.FAIL, EventKind.COMPLETED
+_SETTLED = tuple(Settled(status) for status in STATUSES)
 
 
 def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost]:
@@ -61,15 +73,15 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
         if state is not None and state.token == item.token:
             _settle_one(work.queue(item.tenant, state.command), item, state)
             outcomes.append(_SETTLED[state.status])
-        elif state is not None and item.token == state.settled_token and item.kind is state.settled_kind:
-            outcomes.append(Already(state.status))
+        elif state is not None and item.token == state.settled_token and item.kind is KINDS[state.settled_kind]:
+            outcomes.append(Already(STATUSES[state.status]))
         else:
             outcomes.append(_lost(state))
     work.flush()
     return outcomes
 
 
-def _states(txn: Txn, items: Sequence[Heartbeat] | Sequence[Settlement]) -> dict[tuple[str, bytes], State]:
+def _states(txn: Txn, items: Sequence[Heartbeat | Settlement]) -> dict[tuple[str, bytes], State]:
     """Reads the states once, so that two items about one task see each other."""
     stored = txn.get_many([tenant_keys(item.tenant).state + item.id for item in items])
     states = {}
@@ -85,18 +97,20 @@ def _lost(state: State | None) -> LeaseLost:
     """Says why a token does not hold the task."""
     if state is None:
         return LeaseLost(Cause.UNKNOWN)
-    return LeaseLost(Cause.OTHER_TOKEN if state.status is Status.IN_PROGRESS else Cause.NOT_IN_PROGRESS)
+    return LeaseLost(Cause.OTHER_TOKEN if state.status == IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 
 def _settle_one(queue: QueueWork, item: Settlement, state: State) -> None:
-    state.settled_token, state.settled_kind = item.token, item.kind
-    if item.kind is Kind.COMPLETE:
+    kind = item.kind
+    state.settled_token = item.token
+    state.settled_kind = KIND_NUMBERS[kind]
+    if kind is _COMPLETE:
         _complete(queue, item, state)
     elif state.cancel:
         _cancelled(queue, item, state)
-    elif item.kind is Kind.RETRY:
+    elif kind is _RETRY:
         _retry(queue, item, state)
-    elif item.kind is Kind.FAIL:
+    elif kind is _FAIL:
         _fail(queue, item, state, item.reason or Reason.FAILED)
     else:
         _release(queue, item, state)
@@ -108,13 +122,13 @@ def _complete(queue: QueueWork, item: Settlement, state: State) -> None:
     else:
         queue.drop_result(item.id, state)
     ttl_ms = -1 if item.result_ttl_s is None else round(item.result_ttl_s * 1000)
-    queue.end(item.id, state, Status.COMPLETED, "", ttl_ms)
-    queue.event(EventKind.COMPLETED, item.id, state.attempts, state.worker)
+    queue.end(item.id, state, COMPLETED, "", ttl_ms)
+    queue.event(_COMPLETED, item.id, state.attempts, state.worker)
 
 
 def _cancelled(queue: QueueWork, item: Settlement, state: State) -> None:
     _keep_error(queue, item, state)
-    queue.end(item.id, state, Status.CANCELLED, Reason.CANCELLED)
+    queue.end(item.id, state, CANCELLED, Reason.CANCELLED)
     queue.event(EventKind.CANCELLED, item.id, state.attempts, state.worker, _detail(item, Reason.CANCELLED))
 
 
@@ -123,13 +137,17 @@ def _retry(queue: QueueWork, item: Settlement, state: State) -> None:
         _fail(queue, item, state, Reason.MAX_ATTEMPTS)
         return
     _keep_error(queue, item, state)
-    queue.to_delayed(item.id, state, queue.work.now_ms + round(item.delay_s * 1000))
+    delay_ms = round(item.delay_s * 1000)
+    if delay_ms:
+        queue.to_delayed(item.id, state, queue.work.now_ms + delay_ms)
+    else:
+        queue.to_ready(item.id, state)
     queue.event(EventKind.RETRIED, item.id, state.attempts, state.worker, _detail(item, item.reason or ""))
 
 
 def _fail(queue: QueueWork, item: Settlement, state: State, reason: str) -> None:
     _keep_error(queue, item, state)
-    queue.end(item.id, state, Status.FAILED, reason)
+    queue.end(item.id, state, FAILED, reason)
     queue.event(EventKind.FAILED, item.id, state.attempts, state.worker, _detail(item, reason))
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, StoreClosed
 from dibs.stores.ordered import admin, views
 from dibs.stores.ordered.claim import RANDOM_BYTES, ClaimCall, claim, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
-from dibs.stores.ordered.engine import Engine, Lane
+from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
@@ -54,6 +54,8 @@ from dibs.task import (
     TenantPage,
     WorkerInfo,
 )
+
+T = TypeVar("T")
 
 READERS_MAX = 1_000
 
@@ -129,8 +131,8 @@ class OrderedStore(Store):
         ttl_ms = round(result_ttl_s * 1000)
         return await self._lane().transact(lambda txn: admin.retain(txn, tenant, ids, ttl_ms))
 
-    async def _list(self, tenant: str, filter: Filter, cursor: str | None, limit: int) -> Page:
-        return self._read(lambda txn: views.list_page(txn, tenant, filter, cursor, limit))
+    async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
+        return self._read(lambda txn: views.list_page(txn, tenant, which, cursor, limit))
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
@@ -157,7 +159,7 @@ class OrderedStore(Store):
     # -------------------------------------------------------------------------------------------------------- journal
 
     async def journal_bounds(self) -> Sequence[JournalBounds]:
-        def bounds(txn: Any) -> JournalBounds:
+        def bounds(txn: ReadTxn) -> JournalBounds:
             reader = JournalReader(txn, self._engine.store_id)
             return JournalBounds(0, reader.start().pack(), reader.newest().pack())
 
@@ -207,7 +209,7 @@ class OrderedStore(Store):
         report = await asyncio.to_thread(self._engine.read, examine)
         if not mend or report.clean:
             return report
-        await self._lane().transact(lambda txn: repair(txn))
+        await self._lane().transact(repair)
         return await asyncio.to_thread(self._engine.read, examine)
 
     async def backup(self, directory: str | os.PathLike[str]) -> None:
@@ -227,7 +229,7 @@ class OrderedStore(Store):
         self._check_open()
         return self._engine.lane()
 
-    def _read(self, fn: Any) -> Any:
+    def _read(self, fn: Callable[[ReadTxn], T]) -> T:
         self._check_open()
         return self._engine.read(fn)
 

@@ -33,6 +33,8 @@ from dibs.stores.ordered.keys import (
     tenant_keys,
 )
 from dibs.stores.ordered.records import (
+    DELAYED,
+    LEASED,
     StoredClaim,
     decode_claim,
     decode_runs,
@@ -41,7 +43,7 @@ from dibs.stores.ordered.records import (
     encode_claim,
 )
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import EventKind, Place, Swept
+from dibs.task import EventKind, Swept
 
 TRANSACTION_MAX = 500
 TRIM_ENTRIES_MAX = 200
@@ -111,22 +113,22 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
     txn, stop = work.txn, ms8(work.now_ms + 1)
     expired = txn.scan_keys(keys.leased, keys.leased + stop, budget)
     for key in expired:
-        _settle_entry(queue, key, Place.LEASED, tally)
+        _settle_entry(queue, key, LEASED, tally)
     promoted = txn.scan_keys(keys.delayed, keys.delayed + stop, budget - len(expired))
     for key in promoted:
-        _settle_entry(queue, key, Place.DELAYED, tally)
+        _settle_entry(queue, key, DELAYED, tally)
     work.flush()
     queue.set_due(_next_due_ms(txn, keys))
     return len(expired) + len(promoted)
 
 
-def _settle_entry(queue: QueueWork, key: bytes, place: Place, tally: Tally) -> None:
+def _settle_entry(queue: QueueWork, key: bytes, place: int, tally: Tally) -> None:
     task_id = id_of(key)
     stored = queue.work.txn.get(queue.tenant.state + task_id)
     state = None if stored is None else decode_state(stored)
-    if state is None or state.place is not place or queue.keys.of_place[place] + state.rank + task_id != key:
+    if state is None or state.place != place or queue.keys.of_place[place] + state.rank + task_id != key:
         queue.work.deletes.append(key)
-    elif place is Place.LEASED:
+    elif place == LEASED:
         queue.take_back(task_id, state)
         tally.expired += 1
     else:

@@ -6,6 +6,8 @@ import base64
 import binascii
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from dibs.errors import InvalidCursor
 from dibs.ids import key_digest
 from dibs.stores.ordered.engine import ReadTxn
@@ -21,6 +23,9 @@ from dibs.stores.ordered.keys import (
     tenant_keys,
 )
 from dibs.stores.ordered.records import (
+    IN_PROGRESS,
+    PLACES,
+    STATUSES,
     Body,
     State,
     StoredResult,
@@ -81,10 +86,10 @@ def get(txn: ReadTxn, tenant: str, refs: Sequence[TaskRef]) -> list[Task | None]
 
 def result_of(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Result | None:
     """Returns the result slot of an ended task, while it is kept."""
-    if not state.status.ended or state.result_until_ms <= txn.now_ms:
+    if not state.ended() or state.result_until_ms <= txn.now_ms:
         return None
     stored = stored_result(txn, tenant, task_id, state) or _NO_RESULT
-    return Result(state.status, stored.data, stored.codec, stored.error, state.reason or None)
+    return Result(STATUSES[state.status], stored.data, stored.codec, stored.error, state.reason or None)
 
 
 def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Task:
@@ -94,8 +99,8 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
         tenant=tenant.name,
         id=task_id,
         command=state.command,
-        status=state.status,
-        place=state.place,
+        status=STATUSES[state.status],
+        place=PLACES[state.place],
         priority=state.priority,
         attempts=state.attempts,
         max_attempts=state.max_attempts,
@@ -106,7 +111,7 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
         due_ms=state.due_ms,
         key=body.key,
         worker=state.worker or None,
-        lease_end_ms=state.lease_end_ms if state.status is Status.IN_PROGRESS else None,
+        lease_end_ms=state.lease_end_ms if state.status == IN_PROGRESS else None,
         cancel_requested=state.cancel,
         expires_ms=state.expires_ms or None,
         ended_ms=state.ended_ms or None,
@@ -166,7 +171,7 @@ def _index(tenant: str, which: Filter) -> bytes:
     """The narrowest index that holds everything the filter can match."""
     place = _place(which)
     if which.command is not None and place is not None and place is not Place.NONE:
-        return queue_keys(tenant, which.command).of_place[place]
+        return queue_keys(tenant, which.command).of_place[PLACES.index(place)]
     return tenant_keys(tenant).state
 
 
@@ -184,8 +189,8 @@ def _entry_key(tenant: str, which: Filter, task_id: bytes, state: State) -> byte
 def _matches(which: Filter, state: State) -> bool:
     return (
         (which.command is None or state.command == which.command)
-        and (which.status is None or state.status is which.status)
-        and (which.place is None or state.place is which.place)
+        and (which.status is None or STATUSES[state.status] is which.status)
+        and (which.place is None or PLACES[state.place] is which.place)
         and (which.reason is None or state.reason == which.reason)
         and (which.worker is None or state.worker == which.worker)
         and _within(state.enqueued_ms, which.enqueued_from_ms, which.enqueued_until_ms)
@@ -225,7 +230,7 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
     for key, value in _counters(txn, keys, commands):
         command, _, field = key[len(keys.counters) :].partition(SEPARATOR)
         counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
-    total = QueueStats(command="", **counts.pop("", {}))
+    total = _counted("", counts.pop("", {}))
     names = sorted(counts) if commands is None else commands
     return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
 
@@ -233,9 +238,9 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
 def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:
     if commands is None:
         return _scan_all(txn, keys.counters)
-    wanted = list(keys.totals.values())
+    wanted = list(keys.totals)
     for command in commands:
-        wanted += queue_keys(keys.name, command).counters.values()
+        wanted += queue_keys(keys.name, command).counters
     return [(key, value) for key, value in zip(wanted, txn.get_many(wanted), strict=True) if value is not None]
 
 
@@ -243,11 +248,21 @@ def _queue_stats(txn: ReadTxn, queue: QueueKeys, counts: dict[str, int]) -> Queu
     head = txn.scan_keys(queue.ready, end_of(queue.ready), 1)
     state = live_state(txn, queue.tenant, id_of(head[0])) if head else None
     config = txn.get(queue.config)
-    return QueueStats(
-        command=queue.command,
-        **counts,
+    return replace(
+        _counted(queue.command, counts),
         paused=config is not None and decode_config(config).paused,
         oldest_ready_ms=None if state is None else state.due_ms,
+    )
+
+
+def _counted(command: str, counts: dict[str, int]) -> QueueStats:
+    return QueueStats(
+        command=command,
+        ready=counts.get("ready", 0),
+        delayed=counts.get("delayed", 0),
+        leased=counts.get("leased", 0),
+        dead=counts.get("dead", 0),
+        bytes=counts.get("bytes", 0),
     )
 
 

@@ -13,6 +13,7 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dibs.stores.ordered.engine import ENDS, MAKES_READY, Engine, Lane
@@ -100,9 +101,10 @@ class WakeSender:
     def _others(self) -> list[str]:
         """The sockets of other processes, listed again when the directory has changed or may have within the same
         tick of its clock."""
-        changed_ns = os.stat(self._fd).st_mtime_ns
+        changed_ns = os.fstat(self._fd).st_mtime_ns
         if changed_ns != self._listed_ns or time.time_ns() - changed_ns < RECENT_S * 1e9:
-            self._names = [name for name in os.listdir(self._fd) if not name.startswith(self._own)]
+            found = os.listdir(self._fd)  # noqa: PTH208 by descriptor: the directory's path may be too long for a socket
+            self._names = [name for name in found if not name.startswith(self._own)]
             self._listed_ns = changed_ns
         return self._names
 
@@ -112,7 +114,7 @@ class WakeSender:
 
 
 @contextlib.contextmanager
-def _reachable(directory: Path):  # type: ignore[no-untyped-def]
+def _reachable(directory: Path) -> Iterator[str]:
     """A name of the directory that is short enough for a socket address, however long its path is."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -12,6 +12,7 @@ from functools import partial
 
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
+    BYTES,
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
@@ -27,6 +28,15 @@ from dibs.stores.ordered.keys import (
     ready_ranks,
 )
 from dibs.stores.ordered.records import (
+    CANCELLED,
+    DEAD,
+    DELAYED,
+    FAILED,
+    IN_PROGRESS,
+    LEASED,
+    NOWHERE,
+    PENDING,
+    READY,
     RESULT_INLINE_MAX_BYTES,
     Detail,
     State,
@@ -37,7 +47,7 @@ from dibs.stores.ordered.records import (
     encode_result,
     encode_state,
 )
-from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, Place, QueueConfig, Reason, Status
+from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
 
 _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
@@ -49,15 +59,15 @@ class Work:
 
     __slots__ = (
         "_expiries",
+        "_placed",
         "_queues",
+        "_ranks",
         "_serial",
         "bodies",
         "deletes",
         "entries",
         "now_ms",
         "others",
-        "placed",
-        "ranks",
         "results",
         "states",
         "txn",
@@ -69,22 +79,22 @@ class Work:
         work = txn.work
         if work is None:
             work = txn.work = cls(txn)
-        work.placed = 0
-        work.ranks = _Ranks(txn.version)
+        work._placed = 0
+        work._ranks = _Ranks(txn.version)
         return work
 
     def __init__(self, txn: Txn) -> None:
         self.txn = txn
         self.now_ms = txn.now_ms
-        self.placed = 0
-        """How many tasks this call has put at the back of a queue: their order among themselves."""
+        # How many tasks this call has put at the back of a queue: their order among themselves.
+        self._placed = 0
         self.deletes: list[bytes] = []
         self.bodies: list[tuple[bytes, bytes]] = []
         self.states: list[tuple[bytes, bytes]] = []
         self.entries: list[tuple[bytes, bytes]] = []
         self.results: list[tuple[bytes, bytes]] = []
         self.others: list[tuple[bytes, bytes]] = []
-        self.ranks = _Ranks(txn.version)
+        self._ranks = _Ranks(txn.version)
         self._queues: dict[tuple[str, str], QueueWork] = {}
         self._serial = 0
         self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
@@ -95,6 +105,12 @@ class Work:
         if queue is None:
             queue = self._queues[(tenant, command)] = QueueWork(self, queue_keys(tenant, command))
         return queue
+
+    def back_rank(self, priority: int) -> bytes:
+        """Returns the next rank at the back of a priority."""
+        rank = self._ranks[priority] + self._placed.to_bytes(4, "big") + KIND_TASK
+        self._placed += 1
+        return rank
 
     def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
         """Notes that something expires then; what a call lets expire together has one entry."""
@@ -146,6 +162,7 @@ class QueueWork:
     """The moves of one queue's tasks."""
 
     __slots__ = (
+        "_body_prefix",
         "_config",
         "_counts",
         "_due_ms",
@@ -165,50 +182,65 @@ class QueueWork:
         self.event = partial(work.txn.journal.event, keys)
         """Journals one transition: kind, id, attempt, worker, detail."""
         self._prefixes = keys.of_place
+        self._body_prefix = keys.tenant.body
         self._state_prefix = keys.tenant.state
-        self._counts: dict[str, int] = dict.fromkeys(keys.counters, 0)
+        self._counts = [0] * len(keys.counters)
         self._config: QueueConfig | None = None
         self._due_ms: int | None = None
         self._ready: bool | None = None
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
+    def put_new(self, task_id: bytes, state: State, body: bytes, visible_ms: int) -> None:
+        """Puts a new task in, ready if `visible_ms` is not in the future."""
+        self.work.bodies.append((self._body_prefix + task_id, body))
+        self._counts[BYTES] += state.size
+        if visible_ms > self.work.now_ms:
+            self.to_delayed(task_id, state, visible_ms)
+        else:
+            self._ready = True
+            self._move(task_id, state, READY, self.work.back_rank(state.priority))
+
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
-        work = self.work
-        rank = work.ranks[state.priority] + work.placed.to_bytes(4, "big") + KIND_TASK
-        work.placed += 1
-        state.due_ms = work.now_ms
-        self._pend(task_id, state, Place.READY, rank)
+        state.due_ms = self.work.now_ms
+        self._pend(state)
+        self._ready = True
+        self._move(task_id, state, READY, self.work.back_rank(state.priority))
 
     def to_home(self, task_id: bytes, state: State) -> None:
         """Moves a task back to where it stood when it was claimed."""
-        self._pend(task_id, state, Place.READY, state.home)
+        self._pend(state)
+        self._ready = True
+        self._move(task_id, state, READY, state.home)
         if state.expires_ms and state.attempts == 0:
             self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
 
     def to_delayed(self, task_id: bytes, state: State, visible_ms: int) -> None:
-        """Hides a task until `visible_ms`; one that is not in the future is ready at once."""
-        if visible_ms <= self.work.now_ms:
-            self.to_ready(task_id, state)
-            return
+        """Hides a task until `visible_ms`, which is in the future."""
         state.due_ms = visible_ms
+        self._pend(state)
         if self._due_ms is None or visible_ms < self._due_ms:
             self._due_ms = visible_ms
-        self._pend(task_id, state, Place.DELAYED, delayed_rank(visible_ms))
+        self._move(task_id, state, DELAYED, delayed_rank(visible_ms))
+
+    def _pend(self, state: State) -> None:
+        state.status = PENDING
+        state.token = b""
+        state.lease_end_ms = 0
 
     def to_leased(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
         """Moves a task under a lease, or an extended one. From ready, it remembers where it stood."""
-        if state.place is Place.READY:
+        if state.place == READY:
             state.home = state.rank
             state.progress = None
-        state.status = Status.IN_PROGRESS
+        state.status = IN_PROGRESS
         state.lease_end_ms = lease_end_ms
         if self._due_ms is None or lease_end_ms < self._due_ms:
             self._due_ms = lease_end_ms
-        self._move(task_id, state, Place.LEASED, lease_end_ms.to_bytes(8, "big"))
+        self._move(task_id, state, LEASED, lease_end_ms.to_bytes(8, "big"))
 
-    def end(self, task_id: bytes, state: State, status: Status, reason: str = "", ttl_ms: int = -1) -> None:
+    def end(self, task_id: bytes, state: State, status: int, reason: str = "", ttl_ms: int = -1) -> None:
         """Ends a task and says how long it is kept from now; `ttl_ms` overrides the task's own."""
         now_ms = self.work.now_ms
         if ttl_ms < 0:
@@ -219,11 +251,11 @@ class QueueWork:
         state.ended_ms = now_ms
         state.result_until_ms = now_ms + ttl_ms
         state.kept_until_ms = now_ms + (ttl_ms if ttl_ms > state.retention_ms else state.retention_ms)
-        place, rank, value = Place.NONE, b"", b""
-        if status is Status.FAILED:
+        place, rank, value = NOWHERE, b"", b""
+        if status == FAILED:
             state.kept_until_ms = state.result_until_ms = now_ms + self._dead_retention_ms(state)
-            place, rank, value = Place.DEAD, ms8(now_ms), reason.encode()
-        elif status is Status.CANCELLED:
+            place, rank, value = DEAD, ms8(now_ms), reason.encode()
+        elif status == CANCELLED:
             self.free_key(task_id, state)
         elif not state.keep:
             self._forget_body(task_id, state)
@@ -232,16 +264,16 @@ class QueueWork:
 
     def expire_unstarted(self, task_id: bytes, state: State) -> None:
         """Ends a task whose start deadline passed before anybody started it."""
-        self.end(task_id, state, Status.CANCELLED, Reason.EXPIRED)
+        self.end(task_id, state, CANCELLED, Reason.EXPIRED)
         self.event(EventKind.CANCELLED, task_id, state.attempts, detail=Detail(Reason.EXPIRED))
 
     def take_back(self, task_id: bytes, state: State) -> None:
         """Ends a lease that ran out: the lease was the delay, so the task is ready at once, or out of attempts."""
         if state.cancel:
-            self.end(task_id, state, Status.CANCELLED, Reason.CANCELLED)
+            self.end(task_id, state, CANCELLED, Reason.CANCELLED)
             self.event(EventKind.CANCELLED, task_id, state.attempts, state.worker, Detail(Reason.CANCELLED))
         elif state.attempts >= state.max_attempts:
-            self.end(task_id, state, Status.FAILED, Reason.LEASE_EXPIRED)
+            self.end(task_id, state, FAILED, Reason.LEASE_EXPIRED)
             self.event(EventKind.FAILED, task_id, state.attempts, state.worker, Detail(Reason.LEASE_EXPIRED))
         else:
             self.to_ready(task_id, state)
@@ -266,17 +298,9 @@ class QueueWork:
         deletes += (tenant.body + task_id, tenant.state + task_id)
         if state.result_apart:
             deletes.append(tenant.result + task_id)
-        self._counts["bytes"] -= state.size
+        self._counts[BYTES] -= state.size
 
-    def _pend(self, task_id: bytes, state: State, place: Place, rank: bytes) -> None:
-        state.status = Status.PENDING
-        state.token = b""
-        state.lease_end_ms = 0
-        if place is Place.READY:
-            self._ready = True
-        self._move(task_id, state, place, rank)
-
-    def _move(self, task_id: bytes, state: State, place: Place, rank: bytes, value: bytes = b"") -> None:
+    def _move(self, task_id: bytes, state: State, place: int, rank: bytes, value: bytes = b"") -> None:
         """Takes a task's entry from where it stands to where it goes, and writes its state."""
         work, counts = self.work, self._counts
         if state.rank:
@@ -296,11 +320,6 @@ class QueueWork:
         """Writes the state of a task that stays where it is."""
         self.work.states.append((self._state_prefix + task_id, encode_state(state)))
 
-    def put_body(self, task_id: bytes, state: State, body: bytes) -> None:
-        """Writes the body of a new task."""
-        self.work.bodies.append((self.tenant.body + task_id, body))
-        self._counts["bytes"] += state.size
-
     def put_result(self, task_id: bytes, state: State, result: StoredResult) -> None:
         """Fills the result slot; before the end it holds the latest error. The move that follows writes the state."""
         if state.result_apart:
@@ -312,7 +331,7 @@ class QueueWork:
             state.result, state.result_apart = None, True
             self.work.results.append((self.tenant.result + task_id, encode_result(result)))
         state.size += size
-        self._counts["bytes"] += size
+        self._counts[BYTES] += size
 
     def drop_result(self, task_id: bytes, state: State) -> None:
         """Empties the result slot."""
@@ -324,7 +343,7 @@ class QueueWork:
         state.result, state.result_apart = None, False
         size = len(result.data or b"")
         state.size -= size
-        self._counts["bytes"] -= size
+        self._counts[BYTES] -= size
 
     def free_key(self, task_id: bytes, state: State) -> None:
         """Frees the deduplication key, if it still points to this task."""
@@ -367,10 +386,10 @@ class QueueWork:
     def finish(self) -> None:
         """Writes the queue's counters and marks."""
         txn, keys = self.work.txn, self.keys
-        for field, delta in self._counts.items():
+        for counter, total, delta in zip(keys.counters, keys.tenant.totals, self._counts, strict=True):
             if delta:
-                txn.add(keys.counters[field], delta)
-                txn.add(keys.tenant.totals[field], delta)
+                txn.add(counter, delta)
+                txn.add(total, delta)
         if self._ready is not None and self._ready is (txn.get(keys.ready_mark) is None):
             if self._ready:
                 txn.put(keys.ready_mark, b"")
@@ -384,13 +403,13 @@ class QueueWork:
 
     def _dead_retention_ms(self, state: State) -> int:
         configured_s = self.config().dead_retention_s
-        return max(_DEAD_RETENTION_MS, state.retention_ms) if configured_s is None else int(configured_s * 1000)
+        return max(_DEAD_RETENTION_MS, state.retention_ms) if configured_s is None else round(configured_s * 1000)
 
     def _forget_body(self, task_id: bytes, state: State) -> None:
         self.free_key(task_id, state)
         self.drop_result(task_id, state)
         self.work.deletes.append(self.tenant.body + task_id)
-        self._counts["bytes"] -= state.size
+        self._counts[BYTES] -= state.size
         state.size = 0
         state.result_until_ms = 0
         state.kept_until_ms = self.work.now_ms + _UNKEPT_STATE_MS

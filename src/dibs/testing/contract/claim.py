@@ -21,6 +21,7 @@ from dibs.testing.contract.steps import (
     pass_time,
     put,
     put_many,
+    release,
     retry,
     settle,
     take,
@@ -88,6 +89,7 @@ class TestClaim:
         [
             ((None, None, None), 30),
             ((None, None, 300), 300),
+            ((None, None, 1.001), 1.001),
             ((None, 60, 300), 60),
             ((10, 60, 300), 10),
             ((10, None, None), 10),
@@ -108,7 +110,7 @@ class TestClaim:
         task_id = await put(store, lease_s=task_s)
         lease = await take(store, lease_s=claim_s)
         assert lease.lease_s == expected_s
-        assert lease.lease_end_ms == clock.now_ms() + expected_s * 1000
+        assert lease.lease_end_ms == clock.now_ms() + round(expected_s * 1000)
         assert (await look(store, task_id)).lease_end_ms == lease.lease_end_ms
 
     @pytest.mark.parametrize("max_attempts", [1, 2, None])
@@ -192,6 +194,15 @@ class TestClaimId:
         claim_id = new_id()
         await take(store, claim_id=claim_id, worker="w1")
         await pass_time(store, clock, 31)
+        other = await take(store, worker="w2")
+        assert await store.claim(TENANT, [COMMAND], claim_id=claim_id, worker="w1") == []
+        await complete(store, other)
+
+    async def test_a_repeat_never_returns_anothers_lease(self, store: Store) -> None:
+        """A task that was given back and claimed by somebody else is not part of the first claim any more."""
+        await put(store)
+        claim_id = new_id()
+        await release(store, await take(store, claim_id=claim_id, worker="w1"))
         other = await take(store, worker="w2")
         assert await store.claim(TENANT, [COMMAND], claim_id=claim_id, worker="w1") == []
         await complete(store, other)

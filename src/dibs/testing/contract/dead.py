@@ -69,7 +69,7 @@ class TestDeadLetters:
         assert (await store.replay(TENANT, [task_id])).ids == [task_id]
         task = await look(store, task_id)
         assert (task.status, task.place, task.attempts) == (Status.PENDING, Place.READY, 0)
-        assert (task.result, task.ended_ms) == (None, None)
+        assert (task.result, task.reason, task.ended_ms, task.kept_until_ms) == (None,) * 4
         for attempt in (1, 2):
             lease = await take(store)
             assert (lease.attempt, lease.payload) == (attempt, b"p")

@@ -90,6 +90,17 @@ class TestDeadlines:
         assert [task.reason for task in tasks if task is not None] == ["EXPIRED"] * 5
         assert (await assert_counts(store)).ready == 0
 
+    async def test_given_back_too_late_is_too_late(self, store: Store, clock: ManualClock) -> None:
+        """A task that was given back untouched after its deadline was not started in time."""
+        task_id = await put(store, expires_s=60)
+        lease = await take(store, lease_s=600)
+        assert (await pass_time(store, clock, 61)).cancelled == 0
+        await release(store, lease)
+        await sweep_all(store)
+        task = await look(store, task_id)
+        assert (task.status, task.reason) == (Status.CANCELLED, "EXPIRED")
+        assert await nothing_ready(store)
+
     async def test_its_key_is_free_again(self, store: Store, clock: ManualClock) -> None:
         """An expired task is CANCELLED, and that frees the key."""
         first = await put(store, key="k", expires_s=60)

@@ -27,6 +27,7 @@ from dibs.testing.contract.steps import (
     put_dead,
     retry,
     settle,
+    sweep_all,
     take,
 )
 
@@ -213,6 +214,15 @@ class TestFreedKeys:
         assert await again(store) == Duplicate(first, Status.COMPLETED)
         await pass_time(store, clock, 200)
         assert await put(store, key="k") != first
+
+    async def test_free_before_the_sweep_and_after(self, store: Store, clock: ManualClock) -> None:
+        """Time frees the key, not the sweep; one that comes late removes the old task and not the new one's key."""
+        old = await put_completed(store, key="k", result_ttl_s=60)
+        clock.advance(61)
+        new = await put(store, key="k", delay_s=60)
+        assert new != old
+        await sweep_all(store)
+        assert await again(store) == Duplicate(new, Status.PENDING)
 
     async def test_a_dead_letter_holds_its_key_for_14_days(self, store: Store, clock: ManualClock) -> None:
         """As long as it can be replayed, nothing else takes its key."""

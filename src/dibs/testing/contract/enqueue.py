@@ -15,12 +15,14 @@ from dibs.testing.contract.steps import (
     TENANT,
     assert_counts,
     drain,
+    gone,
     look,
     nothing_ready,
     put,
     put_completed,
     put_dead,
     put_many,
+    sweep_all,
     take,
 )
 
@@ -102,6 +104,17 @@ class TestEnqueue:
             ]
             assert await nothing_ready(store)
             assert await look(store, task_id) == before
+
+    async def test_an_id_is_free_when_its_task_is_gone(self, store: Store, clock: ManualClock) -> None:
+        """`already` is never said of a task that nobody can see: after its retention, swept or not, the id is new."""
+        task_id = await put_completed(store, payload=b"old", result_ttl_s=60)
+        clock.advance(61)
+        assert await gone(store, task_id)
+        assert await put(store, id=task_id, payload=b"new") == task_id
+        await sweep_all(store)
+        lease = await take(store)
+        assert (lease.id, lease.payload, lease.attempt) == (task_id, b"new", 1)
+        assert (await assert_counts(store)).bytes == 3
 
     async def test_an_id_twice_in_one_batch_is_one_task(self, store: Store) -> None:
         """The second of two equal ids in a batch answers already."""

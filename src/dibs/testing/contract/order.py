@@ -156,13 +156,13 @@ class TestOrder:
 
     async def test_released_after_a_retry_returns_to_its_last_place(self, store: Store) -> None:
         """The place a release restores is the one the last claim took it from, not the first ever."""
-        first = await line_up(store)
-        await retry(store, await take(store))
-        second = await line_up(store)
-        lease = await take(store)
-        third = await line_up(store)
-        await release(store, lease)
-        assert_order(store.order, [*first, *second, *third], await drain(store))
+        ids = await line_up(store, 3)
+        retried = await take(store)
+        await retry(store, retried)
+        for lease in await take_many(store, 3):
+            await release(store, lease)
+        others = [task_id for task_id in ids if task_id != retried.id]
+        assert_order(store.order, [*others, retried.id], await drain(store))
 
     async def test_commands_are_tried_in_the_order_given(self, store: Store) -> None:
         """The first command named is emptied before the second, whatever the priorities."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dibs.clock import ManualClock
-from dibs.errors import InvalidInput, JournalError, JournalReset, JournalTrimmed
+from dibs.errors import DibsError, InvalidInput, JournalError, JournalReset, JournalTrimmed
 from dibs.stores.protocol import Store
 from dibs.task import EventKind, NewTask, Reader
 from dibs.testing.contract.harness import Stores
@@ -123,6 +123,16 @@ class TestReading:
         with pytest.raises(JournalReset):
             await store.events(TENANT, shard=shard, until=bounds.newest)
 
+    async def test_there_is_nothing_in_a_shard_that_is_not(self, store: Store) -> None:
+        """A shard that the bounds do not name holds no events, and certainly not another's."""
+        await write(store, 2)
+        nowhere = max(bounds.shard for bounds in await store.journal_bounds()) + 1
+        try:
+            page = await store.events(TENANT, shard=nowhere)
+        except DibsError:
+            return
+        assert page.events == []
+
     @pytest.mark.parametrize("cursor", [b"", b"nonsense", b"\xff" * 64])
     async def test_a_cursor_of_ones_own_making_is_refused(self, store: Store, cursor: bytes) -> None:
         """Bytes that no journal made are an error, not a silent start from somewhere."""
@@ -177,6 +187,17 @@ class TestTrimming:
         assert (await pass_time(store, clock, 1)).trimmed >= 1
         with pytest.raises(JournalTrimmed):
             await store.events(TENANT, shard=shard, after=events[0].cursor)
+
+    @pytest.mark.parametrize("position", [b"", b"nonsense", b"\xff" * 64])
+    async def test_a_position_of_ones_own_making_is_refused(
+        self, store: Store, clock: ManualClock, position: bytes
+    ) -> None:
+        """A reader cannot stand where no journal is, and cannot stop the trimming by it."""
+        await write(store, 2)
+        with pytest.raises((InvalidInput, JournalError)):
+            await store.advance("lake", await shard_of(store), position)
+        assert list(await store.readers()) == []
+        assert (await pass_time(store, clock, 2 * WEEK_S)).trimmed >= 1
 
     async def test_a_forgotten_reader_holds_nothing(self, store: Store, clock: ManualClock) -> None:
         """None ends a reader's hold."""

@@ -23,6 +23,7 @@ from dibs.testing.contract.steps import (
     put_completed,
     put_dead,
     put_many,
+    retry,
     settle,
     settlement,
     take,
@@ -50,6 +51,15 @@ class TestResults:
         assert (task.result.status, task.result.data) == (Status.COMPLETED, data)
         if data is not None:
             assert task.result.codec == "raw"
+
+    @pytest.mark.parametrize("data", [None, b"1", b"x" * 10_000], ids=["none", "small", "large"])
+    async def test_an_earlier_error_is_not_part_of_it(self, store: Store, data: bytes | None) -> None:
+        """A task that failed and then completed has the result of the completion alone."""
+        task_id = await put(store)
+        await retry(store, await take(store))
+        await complete(store, await take(store), data)
+        assert (await look(store, task_id)).result == Result(Status.COMPLETED, data)
+        assert (await assert_counts(store)).bytes == len(data or b"")
 
     async def test_failed_and_cancelled_tasks_have_one(self, store: Store) -> None:
         """The result of a task that did not complete is how it ended."""
@@ -102,6 +112,15 @@ class TestResults:
         await pass_time(store, clock, 2 * HOUR_S)
         results = [(await look(store, task_id)).result for task_id in ids]
         assert sorted(result is None for result in results) == [False, True]
+
+    async def test_a_longer_result_keeps_its_task(self, store: Store, clock: ManualClock) -> None:
+        """If the worker keeps the result for longer than the task would be kept, the task stays with it."""
+        task_id = await put(store, result_ttl_s=60, retention_s=60)
+        await complete(store, await take(store), b"1", result_ttl_s=HOUR_S)
+        await pass_time(store, clock, HOUR_S - 1)
+        assert (await look(store, task_id)).result == Result(Status.COMPLETED, b"1")
+        await pass_time(store, clock, 2)
+        assert await gone(store, task_id)
 
     async def test_one_short_result_does_not_expire_others(self, store: Store, clock: ManualClock) -> None:
         """Results of one queue end each at its own time."""
@@ -188,6 +207,15 @@ class TestRetain:
         assert (await look(store, task_id)).result == Result(Status.COMPLETED, b"1")
         await pass_time(store, clock, 2)
         assert await gone(store, task_id)
+
+    async def test_the_old_end_of_the_result_is_forgotten(self, store: Store, clock: ManualClock) -> None:
+        """A result that would have gone before its task stays for as long as it was retained."""
+        task_id = await put_completed(store, result=b"1", result_ttl_s=60, retention_s=10 * HOUR_S)
+        await store.retain(TENANT, [task_id], HOUR_S)
+        await pass_time(store, clock, HOUR_S - 1)
+        assert (await look(store, task_id)).result == Result(Status.COMPLETED, b"1")
+        await pass_time(store, clock, 2)
+        assert (await look(store, task_id)).result is None
 
     async def test_never_shortens(self, store: Store, clock: ManualClock) -> None:
         """`at least`: a shorter time than what was promised changes nothing."""

@@ -165,6 +165,16 @@ class TestStats:
         [queue] = (await store.stats(TENANT)).queues
         assert queue.oldest_ready_ms is None
 
+    async def test_the_age_of_what_became_ready_later(self, store: Store, clock: ManualClock) -> None:
+        """A task that was delayed or retried has waited since it became ready, not since it was enqueued."""
+        await put(store, delay_s=60)
+        await pass_time(store, clock, 60)
+        assert (await store.stats(TENANT)).queues[0].oldest_ready_ms == clock.now_ms()
+        lease = await take(store)
+        clock.advance(5)
+        await retry(store, lease)
+        assert (await store.stats(TENANT)).queues[0].oldest_ready_ms == clock.now_ms()
+
     async def test_pauses_are_shown(self, store: Store) -> None:
         """A paused queue says so in its counts."""
         await put(store)

@@ -8,8 +8,9 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.stores.protocol import Store
-from dibs.task import Place, Status, Swept
+from dibs.task import NewTask, Place, Status, Swept
 from dibs.testing.contract.steps import (
+    COMMAND,
     TENANT,
     assert_counts,
     complete,
@@ -114,6 +115,16 @@ class TestSweep:
         assert (await look(store, middle)).place is Place.READY
         assert (await pass_time(store, clock, 900)).promoted == 1
         assert (await look(store, far)).place is Place.READY
+
+    async def test_the_nearest_of_one_call_counts(self, store: Store, clock: ManualClock) -> None:
+        """Delays of one batch and leases of one claim are each found in time, in whatever order they were given."""
+        delays = [NewTask(command=COMMAND, delay_s=delay_s) for delay_s in (100, 10, 50)]
+        leases = [NewTask(command="held", lease_s=lease_s) for lease_s in (100, 10, 50)]
+        await store.enqueue(TENANT, delays + leases)
+        await take_many(store, 3, "held")
+        for seconds in (11, 40, 50):
+            swept = await pass_time(store, clock, seconds)
+            assert (swept.promoted, swept.expired) == (1, 1)
 
     async def test_at_rest_in_the_end(self, store: Store, clock: ManualClock) -> None:
         """When all has ended and its time is over, nothing is left: no record, no count, no byte."""
