@@ -62,6 +62,5 @@ def _ordered(engine: Engine, settings: Settings) -> OrderedStore:
     from dibs.stores.ordered.store import OrderedStore
     from dibs.stores.ordered.sweep import JournalLimits
 
-    engine.acquire()
     limits = Limits(settings.payload_max_bytes, settings.result_max_bytes)
     return OrderedStore(engine, limits, JournalLimits(settings.journal_retention_s * 1000, settings.journal_max_bytes))

@@ -399,7 +399,8 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Lets go of the store. Calls that still wait are answered first; later ones raise `StoreClosed`."""
+        """Lets go of the store. What was asked before is done first; who still waits, and who calls later, gets
+        `StoreClosed`."""
 
     # -------------------------------------------------------------------------------------------------------- helpers
 

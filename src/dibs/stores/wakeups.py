@@ -64,6 +64,12 @@ class Wakeups:
         for subscription in self._waiting.get(topic, ()):
             subscription.set()
 
+    def wake_everybody(self) -> None:
+        """Wakes all who wait, for whatever."""
+        for waiting in self._waiting.values():
+            for subscription in waiting:
+                subscription.set()
+
     def _enter(self, subscription: Subscription) -> None:
         for topic in subscription.topics:
             self._waiting.setdefault(topic, {})[subscription] = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -136,7 +137,7 @@ class Engine(abc.ABC):
         lane = self._lanes.get(loop)
         if lane is None:
             for closed in [other for other in self._lanes if other.is_closed()]:
-                self._lanes.pop(closed).close()
+                self._lanes.pop(closed).disown()
             lane = self._lanes[loop] = self._new_lane(loop)
         return lane
 
@@ -144,6 +145,7 @@ class Engine(abc.ABC):
         return Lane(self, loop)
 
     def acquire(self) -> None:
+        """Counts one more use."""
         self._users += 1
 
     def release(self) -> None:
@@ -234,24 +236,42 @@ class Lane:
         self._hand_over()
 
     def close(self) -> None:
-        """Forgets the loop."""
+        """Lets go of the loop; who waits in it looks once more and finds the store closed."""
+        self.wakeups.wake_everybody()
+
+    def disown(self) -> None:
+        """In a child process: lets go of what belongs to the parent, without telling anybody."""
 
 
-def run_calls(txn: Txn, calls: Iterable[Call]) -> None:
-    """Runs each call, with a version of its own, and keeps its outcome. An error that is not a `DibsError` may come
-    after a write: it is raised, and the caller must abort."""
-    version = from8(txn.get(META_VERSION) or b"")
-    for call in calls:
-        version += 1
-        txn.version = version
-        call.error = None
-        try:
-            call.result = call.fn(txn)
-        except DibsError as error:
-            if txn.work is not None and txn.work.pending():
-                raise
-            call.error = error
-    txn.version = version
+class Group:
+    """Calls that share a transaction: the first of those given, until their time is over."""
+
+    __slots__ = ("_calls", "_max_s", "done")
+
+    def __init__(self, calls: Sequence[Call], max_s: float) -> None:
+        self._calls = calls
+        self._max_s = max_s
+        self.done = 0
+        """How many calls have run, the one that raised included."""
+
+    def run(self, txn: Txn) -> None:
+        """Runs each call with a version of its own and keeps its outcome. An error that is not a `DibsError` may come
+        after a write: it is raised, and the caller must abort."""
+        deadline_s = time.monotonic() + self._max_s
+        version = from8(txn.get(META_VERSION) or b"")
+        for call in self._calls:
+            version += 1
+            txn.version = version
+            self.done += 1
+            call.error = None
+            try:
+                call.result = call.fn(txn)
+            except DibsError as error:
+                if txn.work is not None and txn.work.pending():
+                    raise
+                call.error = error
+            if time.monotonic() > deadline_s:
+                return
 
 
 def flush_txn(txn: EngineTxn) -> None:

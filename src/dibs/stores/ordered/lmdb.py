@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -40,7 +41,7 @@ from dibs.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, readable, run_calls
+from dibs.stores.ordered.engine import Call, Engine, Group, Lane, ReadTxn, flush_txn, post, readable
 from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_DURABILITY, META_FORMAT, META_STORE_ID, from8, ms8
 from dibs.stores.ordered.records import FORMAT, Run
@@ -54,7 +55,8 @@ T = TypeVar("T")
 DURABILITIES = ("sync", "relaxed")
 ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
-GROUP_CALLS_MAX = 512
+GROUP_MAX_S = 0.004
+OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 DISK_LOOK_S = 0.5
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs"}
@@ -113,6 +115,7 @@ class LmdbEngine(Engine):
                 _open[(where.st_dev, where.st_ino)] = engine
             elif engine.durability != durability:
                 raise ModeMismatch(f"{directory} is open in this process with durability {engine.durability!r}")
+            engine.acquire()
             return engine
 
     def _start(self) -> None:
@@ -122,6 +125,7 @@ class LmdbEngine(Engine):
         self.environment.reader_check()
         self.store_id = _check_meta(self.environment, self.directory, self.durability)
         self._broken: BaseException | None = None
+        self._closing = False
         self._disk_looked_s = -DISK_LOOK_S
         self._disk_low = False
         self._live_pages_max = self.max_bytes // self.environment.stat()["psize"]
@@ -137,7 +141,10 @@ class LmdbEngine(Engine):
         return super().lane()
 
     def _restart_in_child(self) -> None:
+        """Threads, locks and event loops do not survive a fork; the directory does."""
         _inherited.append(self.environment)
+        for lane in self._lanes.values():
+            lane.disown()
         self._lanes.clear()
         where = self.directory.stat()
         self._start()
@@ -159,10 +166,14 @@ class LmdbEngine(Engine):
         """Frees the reader slots of processes that died."""
         self.environment.reader_check()
 
-    def _close(self) -> None:
+    def release(self) -> None:
+        # Under the lock to the end: another thread must not open the directory before this one has let go of it.
         with _open_lock:
-            for where in [where for where, engine in _open.items() if engine is self]:
-                del _open[where]
+            super().release()
+
+    def _close(self) -> None:
+        for where in [where for where, engine in _open.items() if engine is self]:
+            del _open[where]
         self._queue.put(None)
         self._writer.join()
         self._sender.close()
@@ -175,44 +186,55 @@ class LmdbEngine(Engine):
         self._queue.put((lane, calls))
 
     def _write_for_ever(self) -> None:
-        """The writer's life: take what is there, commit it as one group, deliver."""
-        while (first := self._queue.get()) is not None:
-            group = [first]
-            size = len(first[1])
-            stop = False
-            while size < GROUP_CALLS_MAX:
-                try:
-                    following = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    stop = True
-                    break
-                group.append(following)
-                size += len(following[1])
-            self._commit_group(group)
-            if stop:
-                return
+        """The writer's life: take what is there, commit as much of it as one group may hold, deliver."""
+        waiting: deque[tuple[Lane, Call]] = deque()
+        while self._take(waiting):
+            calls = [call for _, call in waiting]
+            done, runs = self._commit(calls)
+            by_lane: dict[Lane, list[Call]] = {}
+            for _ in range(done):
+                lane, call = waiting.popleft()
+                by_lane.setdefault(lane, []).append(call)
+            self._deliver(by_lane, runs)
 
-    def _commit_group(self, group: list[tuple[Lane, list[Call]]]) -> None:
-        calls = [call for _, lane_calls in group for call in lane_calls]
-        runs = self._commit(calls)
-        if runs is None:
-            # Something raised after it may have written: each call gets a transaction of its own.
-            runs = []
-            for call in calls:
-                runs += self._commit([call], alone=True) or []
-        for lane, lane_calls in group:
-            post(lane, lane_calls, runs)
+    def _take(self, waiting: deque[tuple[Lane, Call]]) -> bool:
+        """Adds everything that was submitted; blocks if nothing waits yet. False: the engine is closed, all is done."""
+        block = not waiting and not self._closing
+        while True:
+            try:
+                submitted = self._queue.get(block)
+            except queue.Empty:
+                return bool(waiting)
+            if submitted is None:
+                self._closing = True
+                return bool(waiting)
+            lane, calls = submitted
+            waiting.extend((lane, call) for call in calls)
+            block = False
+
+    def _deliver(self, by_lane: dict[Lane, list[Call]], runs: list[Run]) -> None:
         if runs:
-            delivered = {lane for lane, _ in group}
-            for lane in list(self._lanes.values()):
-                if lane not in delivered and lane.wakeups:
-                    post(lane, [], runs)
+            # Other processes first: once a loop of this one wakes, it wants the interpreter for itself.
             self._sender.send(runs)
+        for lane, calls in by_lane.items():
+            post(lane, calls, runs)
+        for lane in list(self._lanes.values()) if runs else ():
+            if lane not in by_lane and lane.wakeups:
+                post(lane, [], runs)
 
-    def _commit(self, calls: list[Call], *, alone: bool = False) -> list[Run] | None:
-        """Runs calls in one transaction. Returns what was journalled; None if it was aborted and is to be split."""
+    def _commit(self, calls: list[Call]) -> tuple[int, list[Run]]:
+        """Commits a group: the first so many calls, at least one. Returns how many, and what they journalled."""
+        done, runs = self._transact(calls)
+        if runs is not None:
+            return done, runs
+        # Something raised after it may have written: each call of the group gets a transaction of its own.
+        runs = []
+        for call in calls[:done]:
+            runs += self._transact([call], alone=True)[1] or []
+        return done, runs
+
+    def _transact(self, calls: list[Call], *, alone: bool = False) -> tuple[int, list[Run] | None]:
+        """Runs calls in one transaction. Without runs it was aborted, and the group is to be split."""
         if self._broken is not None:
             return self._fail(calls, StoreUnavailable(f"{self.describe()} failed to write and must be reopened"))
         try:
@@ -220,24 +242,26 @@ class LmdbEngine(Engine):
                 raw = self.environment.begin(write=True)
         except lmdb.Error as error:
             return self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
+        txn = LmdbTxn(raw, self)
+        group = Group(calls, GROUP_MAX_S)
         try:
-            txn = LmdbTxn(raw, self)
             with readable(self.describe()):
-                run_calls(txn, calls)
+                group.run(txn)
                 flush_txn(txn)
         except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
             raw.abort()
-            return self._fail(calls, _explained(error, self), error) if alone else None
+            return self._fail(calls, _explained(error, self), error) if alone else (group.done, None)
         if not txn.dirty:
             raw.abort()
-            return []
+            return group.done, []
         try:
             raw.commit()
         except lmdb.Error as error:
             # After a failed write or fsync nobody knows what is on the disk: stop, reopen, and look.
             self._broken = error
-            return self._fail(calls, StoreUnavailable(f"{self.describe()} failed to write: {error}"), error)
-        return txn.journal.runs
+            failed = StoreUnavailable(f"{self.describe()} failed to write: {error}")
+            return self._fail(calls[: group.done], failed, error)
+        return group.done, txn.journal.runs
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -248,11 +272,11 @@ class LmdbEngine(Engine):
         finally:
             fcntl.flock(self._turnstile, fcntl.LOCK_UN)
 
-    def _fail(self, calls: list[Call], error: DibsError, cause: BaseException | None = None) -> list[Run]:
+    def _fail(self, calls: list[Call], error: DibsError, cause: BaseException | None = None) -> tuple[int, list[Run]]:
+        error.__cause__ = cause
         for call in calls:
             call.error = error
-            call.error.__cause__ = cause
-        return []
+        return len(calls), []
 
     def full(self, live_pages: int) -> str | None:
         """Says why no new tasks are taken: the store's own limit, or the disk's reserve."""
@@ -427,8 +451,9 @@ def _check_directory(directory: Path) -> None:
     if directory.exists():
         if not directory.is_dir():
             raise ForeignDirectory(f"{directory} is a file: name a directory")
-        ours = (directory / "data.mdb").exists()
-        if not ours and any(directory.iterdir()):
+        # Another process may be making the store at this moment, and then its files come one by one.
+        names = {path.name for path in directory.iterdir()}
+        if "data.mdb" not in names and not names <= OWN_NAMES:
             raise ForeignDirectory(f"{directory} is not empty and not a dibs store: name a new or empty directory")
     _check_file_system(directory)
 

@@ -13,7 +13,7 @@ from sortedcontainers import SortedDict
 
 from dibs.clock import Clock
 from dibs.errors import StoreRefused
-from dibs.stores.ordered.engine import Call, Engine, Lane, ReadTxn, flush_txn, post, readable, run_calls
+from dibs.stores.ordered.engine import Call, Engine, Group, Lane, ReadTxn, flush_txn, post, readable
 from dibs.stores.ordered.journal import JournalWriter
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ class MemoryEngine(Engine):
     @classmethod
     def open(cls, name: str, clock: Clock) -> MemoryEngine:
         """Returns the named engine of this process, or a new one that nobody else can name."""
-        if not name:
-            return cls(clock)
-        if name not in _shared:
-            _shared[name] = cls(clock, name)
-        return _shared[name]
+        engine = _shared.get(name) or cls(clock, name)
+        if name:
+            _shared[name] = engine
+        engine.acquire()
+        return engine
 
     def submit(self, lane: Lane, calls: list[Call]) -> None:
         with self._lock:
@@ -49,7 +49,7 @@ class MemoryEngine(Engine):
                 txn = MemoryTxn(self._data, self.clock.now_ms())
                 try:
                     with readable(self.describe()):
-                        run_calls(txn, [call])
+                        Group([call], 0.0).run(txn)
                         flush_txn(txn)
                 except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
                     txn.roll_back()

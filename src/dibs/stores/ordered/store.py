@@ -220,10 +220,14 @@ class OrderedStore(Store):
     async def close(self) -> None:
         if self._closed:
             return
-        self._lane().flush()
+        lane = self._lane()
+        lane.flush()
         self._closed = True
-        await self._engine.drained()
-        self._engine.release()
+        lane.wakeups.wake_everybody()
+        try:
+            await self._engine.drained()
+        finally:
+            self._engine.release()
 
     def _lane(self) -> Lane:
         self._check_open()

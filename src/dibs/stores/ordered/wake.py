@@ -39,7 +39,7 @@ class WakeLane(Lane):
         """Binds the socket, once. What was committed before is seen by the look that follows."""
         if self._socket is not None:
             return
-        self._seen = self.engine.read(lambda txn: JournalReader(txn, self.engine.store_id).newest().position)
+        self._seen = self._newest()
         self._directory.mkdir(exist_ok=True)
         self._path = self._directory / f"{os.getpid()}-{next(_numbers)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -47,12 +47,19 @@ class WakeLane(Lane):
             self._socket.bind(f"{directory}/{self._path.name}")
         self.loop.add_reader(self._socket, self._heard)
 
+    def _newest(self) -> bytes:
+        return self.engine.read(lambda txn: JournalReader(txn, self.engine.store_id).newest().position)
+
     def _heard(self) -> None:
         """Reads the journal from where it was last read; one read serves all datagrams that have come in."""
         assert self._socket is not None
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv(64):
                 pass
+        if not self.wakeups:
+            # Whoever waits next looks first: only what comes after that look matters.
+            self._seen = self._newest()
+            return
         while True:
             seen, runs = self.engine.read(
                 lambda txn: JournalReader(txn, self.engine.store_id).runs_after(self._seen, ENTRIES_PER_READ)
@@ -63,13 +70,17 @@ class WakeLane(Lane):
             self._seen = seen
 
     def close(self) -> None:
-        if self._socket is None or self._path is None:
-            return
-        if not self.loop.is_closed():
+        super().close()
+        if self._socket is not None:
             self.loop.remove_reader(self._socket)
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
-        self._socket = None
+            self.disown()
+
+    def disown(self) -> None:
+        if self._socket is not None and self._path is not None:
+            self._socket.close()
+            self._socket = None
+            if self._path.name.startswith(f"{os.getpid()}-"):
+                self._path.unlink(missing_ok=True)
 
 
 class WakeSender:

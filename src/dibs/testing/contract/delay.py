@@ -8,6 +8,7 @@ from dibs.clock import ManualClock
 from dibs.ids import new_id
 from dibs.stores.protocol import Store
 from dibs.task import Enqueued, EventKind, NewTask, Place, Status
+from dibs.testing.contract.order import assert_order
 from dibs.testing.contract.steps import (
     COMMAND,
     TENANT,
@@ -15,6 +16,7 @@ from dibs.testing.contract.steps import (
     complete,
     drain,
     gone,
+    in_slot,
     kinds_of,
     look,
     nothing_ready,
@@ -94,10 +96,10 @@ class TestDelay:
 
     async def test_a_claim_promotes_though_others_are_ready(self, store: Store, clock: ManualClock) -> None:
         """A queue that always has work ready does not starve its delayed tasks."""
-        urgent = await put(store, priority=9, delay_s=5)
-        await put_many(store, 10)
+        urgent = await put(store, priority=9, delay_s=5, id=in_slot(7))
+        others = [await put(store, id=in_slot(7)) for _ in range(5)]
         clock.advance(5)
-        assert (await take(store)).id == urgent
+        assert_order(store.order, [urgent, *others], await drain(store))
 
     async def test_a_queue_that_nobody_polls_still_moves(self, store: Store, clock: ManualClock) -> None:
         """The sweep promotes what is due, so counts are right although no claim ever came."""

@@ -1,0 +1,306 @@
+"""The doctor: every way in which records can disagree is named, and what can be rebuilt is rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from dibs.clock import ManualClock
+from dibs.ids import id_to_text, new_id
+from dibs.stores.ordered.engine import Txn
+from dibs.stores.ordered.keys import (
+    DUE,
+    EXPIRIES,
+    JOURNAL,
+    META_JOURNAL_BYTES,
+    end_of,
+    ms8,
+    queue_keys,
+    tenant_keys,
+)
+from dibs.stores.ordered.store import OrderedStore
+from dibs.task import Kind, Settled, Status
+from dibs.testing.contract.steps import (
+    BOOM,
+    COMMAND,
+    TENANT,
+    assert_counts,
+    complete,
+    drain,
+    fail,
+    list_all,
+    pass_time,
+    put,
+    retry,
+    settle,
+    take,
+)
+
+QUEUE = queue_keys(TENANT, COMMAND)
+OWNER = tenant_keys(TENANT)
+
+
+class Ward(NamedTuple):
+    """One task in every place."""
+
+    ready: bytes
+    delayed: bytes
+    leased: bytes
+    dead: bytes
+    done: bytes
+    keyed: bytes
+
+
+async def fill(store: OrderedStore) -> Ward:
+    """Makes one task for every place, with results, errors and a key."""
+    done = await put(store, payload=b"payload")
+    await complete(store, await take(store), b"result")
+    dead = await put(store)
+    await fail(store, await take(store))
+    delayed = await put(store)
+    await retry(store, await take(store), 90.0)
+    leased = await put(store)
+    await take(store)
+    keyed = await put(store, key="k", priority=1)
+    ready = await put(store, payload=b"ready")
+    ward = Ward(ready, delayed, leased, dead, done, keyed)
+    assert (await store.doctor()).clean
+    return ward
+
+
+async def break_it(store: OrderedStore, how: Callable[[Txn], object]) -> None:
+    """Does something to the records that no verb would do."""
+    await store._engine.lane().transact(how)
+
+
+def entry(txn: Txn, prefix: bytes, task_id: bytes) -> bytes:
+    """The index entry of a task."""
+    [key] = [key for key in txn.scan_keys(prefix, end_of(prefix), 1_000) if key.endswith(task_id)]
+    return key
+
+
+def move(txn: Txn, key: bytes, to: bytes) -> None:
+    """Puts a record under another key."""
+    value = txn.get(key)
+    assert value is not None
+    txn.delete(key)
+    txn.put(to, value)
+
+
+def no_ready_entry(txn: Txn, ward: Ward) -> None:
+    txn.delete(entry(txn, QUEUE.ready, ward.ready))
+
+
+def no_delayed_entry(txn: Txn, ward: Ward) -> None:
+    txn.delete(entry(txn, QUEUE.delayed, ward.delayed))
+
+
+def no_leased_entry(txn: Txn, ward: Ward) -> None:
+    txn.delete(entry(txn, QUEUE.leased, ward.leased))
+
+
+def no_dead_entry(txn: Txn, ward: Ward) -> None:
+    txn.delete(entry(txn, QUEUE.dead, ward.dead))
+
+
+def ready_twice(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.ready + bytes(13) + b"t" + ward.ready, b"")
+
+
+def finished_and_ready(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.ready + bytes(13) + b"t" + ward.done, b"")
+
+
+def ready_for_nobody(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.ready + bytes(13) + b"t" + new_id(), b"")
+
+
+def an_old_lease_entry(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.leased + ms8(1) + ward.leased, b"")
+
+
+def no_ready_mark(txn: Txn, ward: Ward) -> None:
+    txn.delete(QUEUE.ready_mark)
+
+
+def no_due_time(txn: Txn, ward: Ward) -> None:
+    due = txn.get(QUEUE.due)
+    assert due is not None
+    txn.delete(QUEUE.due)
+    txn.delete(DUE + due + QUEUE.name)
+
+
+def a_due_time_too_late(txn: Txn, ward: Ward) -> None:
+    due = txn.get(QUEUE.due)
+    assert due is not None
+    late = ms8(int.from_bytes(due, "big") + 1_000_000)
+    txn.put(QUEUE.due, late)
+    move(txn, DUE + due + QUEUE.name, DUE + late + QUEUE.name)
+
+
+def a_due_time_not_indexed(txn: Txn, ward: Ward) -> None:
+    due = txn.get(QUEUE.due)
+    assert due is not None
+    txn.delete(DUE + due + QUEUE.name)
+
+
+def a_stale_due_entry(txn: Txn, ward: Ward) -> None:
+    txn.put(DUE + ms8(5) + QUEUE.name, b"")
+
+
+def a_due_entry_of_an_unknown_queue(txn: Txn, ward: Ward) -> None:
+    txn.put(DUE + ms8(5) + b"nobody\0nothing", b"")
+
+
+def a_body_without_a_task(txn: Txn, ward: Ward) -> None:
+    body = txn.get(OWNER.body + ward.ready)
+    assert body is not None
+    txn.put(OWNER.body + new_id(), body)
+
+
+def a_key_without_a_task(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.key + new_id(), new_id())
+
+
+def a_key_of_another_task(txn: Txn, ward: Ward) -> None:
+    txn.put(QUEUE.key + new_id(), ward.ready)
+
+
+def a_wrong_counter(txn: Txn, ward: Ward) -> None:
+    txn.add(next(iter(QUEUE.counters.values() if isinstance(QUEUE.counters, dict) else QUEUE.counters)), 3)
+
+
+def a_wrong_total(txn: Txn, ward: Ward) -> None:
+    txn.add(next(iter(OWNER.totals.values() if isinstance(OWNER.totals, dict) else OWNER.totals)), -1)
+
+
+def a_counter_of_an_unknown_queue(txn: Txn, ward: Ward) -> None:
+    counters = queue_keys(TENANT, "ghost").counters
+    txn.add(next(iter(counters.values() if isinstance(counters, dict) else counters)), 7)
+
+
+def a_wrong_journal_size(txn: Txn, ward: Ward) -> None:
+    txn.add(META_JOURNAL_BYTES, 11)
+
+
+def ended_for_ever(txn: Txn, ward: Ward) -> None:
+    for key in txn.scan_keys(EXPIRIES, end_of(EXPIRIES), 1_000):
+        txn.delete(key)
+
+
+MENDABLE = [
+    (no_ready_entry, "no entry in its place, ready"),
+    (no_delayed_entry, "no entry in its place, delayed"),
+    (no_leased_entry, "no entry in its place, leased"),
+    (no_dead_entry, "no entry in its place, dead"),
+    (ready_twice, "ready entry that no task names"),
+    (finished_and_ready, "ready entry that no task names"),
+    (ready_for_nobody, "ready entry that no task names"),
+    (an_old_lease_entry, "leased entry that no task names"),
+    (no_ready_mark, "the ready index does not know"),
+    (no_due_time, "the due index does not know"),
+    (a_due_time_too_late, "the due index does not know"),
+    (a_due_time_not_indexed, "the due index does not know"),
+    (a_stale_due_entry, "due entry that its queue does not name"),
+    (a_due_entry_of_an_unknown_queue, "due entry that its queue does not name"),
+    (a_body_without_a_task, "body without a task"),
+    (a_key_without_a_task, "key that its task does not have"),
+    (a_key_of_another_task, "key that its task does not have"),
+    (a_wrong_counter, "a recount gives"),
+    (a_wrong_total, "a recount gives"),
+    (a_counter_of_an_unknown_queue, "a recount gives"),
+    (a_wrong_journal_size, "the journal's size"),
+    (ended_for_ever, "will expire"),
+]
+
+
+@pytest.mark.parametrize(("how", "named"), MENDABLE, ids=[how.__name__ for how, _ in MENDABLE])
+async def test_it_is_named_and_mended(
+    store: OrderedStore, clock: ManualClock, how: Callable[[Txn, Ward], None], named: str
+) -> None:
+    """The doctor says what is wrong without touching it; mended, the store is clean and every task lives on."""
+    ward = await fill(store)
+    before = await list_all(store)
+    await break_it(store, lambda txn: how(txn, ward))
+    for _ in range(2):
+        problems = (await store.doctor()).problems
+        assert any(named in problem.what for problem in problems), problems
+    report = await store.doctor(mend=True)
+    assert report.clean, report.problems
+    assert await list_all(store) == before
+    await assert_counts(store)
+    await pass_time(store, clock, 3_600)
+    assert sorted(await drain(store)) == sorted([ward.ready, ward.keyed, ward.delayed, ward.leased])
+    await pass_time(store, clock, 30 * 86_400)
+    assert {task.id for task in await list_all(store)} == {ward.ready, ward.keyed, ward.delayed, ward.leased}
+    assert (await store.doctor()).clean
+
+
+async def test_a_result_without_a_task(store: OrderedStore) -> None:
+    """A result that nobody can ask for is named and dropped."""
+    await put(store)
+    await settle(store, await take(store), Kind.COMPLETE, result=b"r" * 10_000)
+    keys = store._engine.read(lambda txn: txn.scan(OWNER.result, end_of(OWNER.result), 10))
+    if not keys:
+        pytest.skip("this result is kept elsewhere")
+    await break_it(store, lambda txn: txn.put(OWNER.result + new_id(), keys[0][1]))
+    assert [problem.what for problem in (await store.doctor()).problems] == ["result without a task"]
+    assert (await store.doctor(mend=True)).clean
+
+
+async def test_a_missing_body_is_named(store: OrderedStore) -> None:
+    """What the producer said cannot be rebuilt: the doctor goes on saying so, with the task's id."""
+    ward = await fill(store)
+    await break_it(store, lambda txn: txn.delete(OWNER.body + ward.ready))
+    for mend in (False, True):
+        [problem] = (await store.doctor(mend=mend)).problems
+        assert problem.what == "no body"
+        assert id_to_text(ward.ready) in problem.where
+
+
+@pytest.mark.parametrize("letter", [b"S", b"T"], ids=["state", "body"])
+async def test_a_record_that_cannot_be_read_is_named(store: OrderedStore, letter: bytes) -> None:
+    """The doctor names a broken record instead of breaking down at it."""
+    ward = await fill(store)
+    key = TENANT.encode() + b"\0" + letter + ward.ready
+    await break_it(store, lambda txn: txn.put(key, b"\xc1rubbish"))
+    problems = (await store.doctor()).problems
+    assert any("cannot be read" in problem.what for problem in problems), problems
+
+
+async def test_a_broken_record_does_not_keep_the_rest_from_being_mended(store: OrderedStore) -> None:
+    """What can be rebuilt beside a record that cannot be read is rebuilt."""
+    ward = await fill(store)
+    await break_it(store, lambda txn: txn.put(OWNER.state + ward.done, b"\xc1rubbish"))
+    await break_it(store, lambda txn: no_leased_entry(txn, ward))
+    problems = (await store.doctor(mend=True)).problems
+    assert any("state cannot be read" in problem.what for problem in problems), problems
+    assert not any("no entry in its place" in problem.what for problem in problems), problems
+
+
+async def test_a_broken_journal_entry_is_named(store: OrderedStore) -> None:
+    """An entry that cannot be read is named."""
+    await fill(store)
+
+    def breakage(txn: Txn) -> None:
+        key, value = txn.scan(JOURNAL, end_of(JOURNAL), 1)[0]
+        txn.put(key, b"\xc1" * len(value))
+
+    await break_it(store, breakage)
+    assert [problem.what for problem in (await store.doctor()).problems] == ["journal entry cannot be read"]
+
+
+async def test_a_lease_is_taken_back_after_its_entry_was_lost(store: OrderedStore, clock: ManualClock) -> None:
+    """Mending makes a stranded task run again: that is what the doctor is for."""
+    ward = await fill(store)
+    await break_it(store, lambda txn: no_leased_entry(txn, ward))
+    await pass_time(store, clock, 60)
+    assert (await store.get(TENANT, [ward.leased]))[0] is not None
+    assert (await store.doctor(mend=True)).clean
+    await pass_time(store, clock, 1)
+    leases = await store.claim(TENANT, [COMMAND], limit=10)
+    assert ward.leased in {lease.id for lease in leases}
+    lease = next(lease for lease in leases if lease.id == ward.leased)
+    assert await settle(store, lease, Kind.FAIL, error=BOOM) == Settled(Status.FAILED)
