@@ -97,6 +97,7 @@ def _scratch() -> str:
 def _measure(options: Options, chosen: list[str], given: list[str], progress: Progress) -> Results:
     started = datetime.datetime.now(datetime.UTC)
     start_s, load = time.perf_counter(), os.getloadavg()[0]
+    measured = revision()
     fsync_before_ms = fsync_ms(options.directory)
     figures: list[Figure] = []
     for name in chosen:
@@ -110,7 +111,7 @@ def _measure(options: Options, chosen: list[str], given: list[str], progress: Pr
         took_s=round(time.perf_counter() - start_s, 1),
         machine=describe_machine(options.directory),
         versions=versions(options),
-        revision=revision(HERE),
+        revision=measured,
         load_before=round(load, 2),
         fsync_ms=[fsync_before_ms, fsync_ms(options.directory)],
         figures=figures,

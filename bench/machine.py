@@ -15,6 +15,7 @@ from pathlib import Path
 
 import lmdb
 
+import dibs
 from bench.figures import Machine, significant
 from bench.steps import Options
 
@@ -61,13 +62,15 @@ def versions(options: Options) -> dict[str, str]:
     return found
 
 
-def revision(directory: Path) -> str:
-    """Returns the git revision, with a + if files were changed; empty outside a repository."""
+def revision() -> str:
+    """Returns the git revision of the dibs that is imported, with a + if its files were changed; `unknown` for a copy
+    outside a repository. Ask before the run: the working tree may move on meanwhile."""
+    directory = Path(dibs.__file__).parent
     try:
         head = _git(directory, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(directory, "status", "--porcelain", "--", "../src") else "")
+        return head + ("+" if _git(directory, "status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return "unknown"
 
 
 def _git(directory: Path, *arguments: str) -> str:

@@ -19,7 +19,7 @@ from dibs.clock import ManualClock
 from dibs.stores import open_store
 from dibs.stores.ordered.store import OrderedStore
 from dibs.task import Event, EventKind, Kind, Settled, Settlement, Status, Task
-from dibs.testing.simulation import replayed
+from dibs.testing.model import replayed
 from tests.crash import log
 from tests.crash.producer import COMMANDS, MAX_ATTEMPTS, TENANT
 
@@ -62,7 +62,9 @@ class Victim:
 
     def works(self) -> bool:
         """True once it has been answered, so that the kill meets it at work."""
-        assert self.process.poll() is None, f"the {self.role} ended by itself: {self.log.with_suffix('.err').read_text()}"
+        assert self.process.poll() is None, (
+            f"the {self.role} ended by itself: {self.log.with_suffix('.err').read_text()}"
+        )
         return self.log.exists() and self.log.stat().st_size > 0
 
 
@@ -95,6 +97,7 @@ class Victims:
     started: int = 0
 
     def start(self, role: str) -> Victim:
+        """Starts a process of that role, with a log of its own."""
         self.started += 1
         path = self.directory / f"{role}-{self.started}.log"
         command = [sys.executable, "-m", f"tests.crash.{role}", str(self.directory / "store"), str(path)]
@@ -105,6 +108,7 @@ class Victims:
         return victim
 
     def kill(self, victim: Victim) -> None:
+        """SIGKILL, by its id."""
         victim.process.send_signal(signal.SIGKILL)
         victim.process.wait()
         self.processes.remove(victim)
@@ -228,7 +232,9 @@ async def check_store(store: OrderedStore, tasks: dict[bytes, Task], events: lis
     stats = (await store.stats(TENANT)).total
     dead = sum(task.status is Status.FAILED for task in tasks.values())
     assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, dead)
-    assert stats.bytes == sum(len(task.payload) + len((task.result and task.result.data) or b"") for task in tasks.values())
+    assert stats.bytes == sum(
+        len(task.payload) + len((task.result and task.result.data) or b"") for task in tasks.values()
+    )
     assert replayed(events) == {(TENANT, task_id): task.status for task_id, task in tasks.items()}
     assert {task.status for task in tasks.values()} <= {Status.COMPLETED, Status.FAILED}
 

@@ -1,7 +1,7 @@
 """``python -m tests.crash.worker STORE LOG SEED``: claims and settles until it is killed.
 
-Logs ``delivered ID TOKEN CLAIM_ID`` when a claim was answered, ``releasing ID TOKEN`` before a release, and ``settled ID
-TOKEN KIND`` when a settlement was accepted.
+Logs ``delivered ID TOKEN CLAIM_ID`` when a claim was answered, ``releasing ID TOKEN`` before a release, and
+``settled ID TOKEN KIND`` when a settlement was accepted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import random
 import sys
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dibs.ids import new_id
 from dibs.stores import open_store
@@ -39,6 +41,7 @@ async def _work(store: Store, log: Log, dice: random.Random) -> None:
     while True:
         claim_id = new_id()
         limit = dice.choice([1, 1, 5, 50])
+        leases: list[Lease] = []
         for _ in range(dice.choice([1, 1, 1, 2])):  # now and then the answer is asked for again
             leases = await store.claim(
                 TENANT, dice.sample(COMMANDS, 2), limit=limit, lease_s=LEASE_S, wait_s=0.5, claim_id=claim_id
@@ -61,17 +64,14 @@ async def _work(store: Store, log: Log, dice: random.Random) -> None:
 def _settlement(lease: Lease, dice: random.Random) -> Settlement | None:
     """How the work went; None: the worker forgot it, and the lease must run out."""
     luck = dice.random()
-    who = {"tenant": lease.tenant, "id": lease.id, "token": lease.token}
+    release = Settlement(tenant=lease.tenant, id=lease.id, token=lease.token, kind=Kind.RELEASE)
     if luck < 0.7:
-        return Settlement(**who, kind=Kind.COMPLETE, result=lease.token, codec="raw")  # type: ignore[arg-type]
+        return replace(release, kind=Kind.COMPLETE, result=lease.token, codec="raw")
     if luck < 0.8:
-        delay_s = dice.choice([0.0, 0.2])
-        return Settlement(**who, kind=Kind.RETRY, delay_s=delay_s, error=ErrorInfo("Boom"))  # type: ignore[arg-type]
+        return replace(release, kind=Kind.RETRY, delay_s=dice.choice([0.0, 0.2]), error=ErrorInfo("Boom"))
     if luck < 0.85:
-        return Settlement(**who, kind=Kind.FAIL)  # type: ignore[arg-type]
-    if luck < 0.95:
-        return Settlement(**who, kind=Kind.RELEASE)  # type: ignore[arg-type]
-    return None
+        return replace(release, kind=Kind.FAIL)
+    return release if luck < 0.95 else None
 
 
 if __name__ == "__main__":

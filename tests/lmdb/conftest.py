@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,8 @@ async def store(directory: Path, clock: ManualClock) -> AsyncIterator[OrderedSto
 
 
 @pytest.fixture
-def children() -> AsyncIterator[Children]:
+def children() -> Iterator[Children]:
     """Starts other processes; those that still run at the end are killed."""
     started = Children()
-    yield started  # type: ignore[misc]
+    yield started
     started.end()

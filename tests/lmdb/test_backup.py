@@ -31,21 +31,20 @@ async def test_a_backup_while_producers_write(store: OrderedStore, clock: Manual
     """Everything acknowledged before it began is in it, nothing is torn, and production does not stop."""
     before = await put_many(store, 500)
     acknowledged: list[bytes] = []
-    stop = asyncio.Event()
+    going, stop = asyncio.Event(), asyncio.Event()
 
     async def produce() -> None:
         while not stop.is_set():
             acknowledged.extend(await put_many(store, 20))
+            going.set()
 
     producers = [asyncio.ensure_future(produce()) for _ in range(4)]
-    while len(acknowledged) < 200:
-        await asyncio.sleep(0.001)
+    await going.wait()
     before += acknowledged
     await store.backup(tmp_path / "copy")
-    during = len(acknowledged)
+    assert len(before) < 500 + len(acknowledged), "production stopped"
     stop.set()
     await asyncio.gather(*producers)
-    assert during >= len(before) - 500
     restore(tmp_path / "copy", tmp_path / "restored")
     for directory in (tmp_path / "copy", tmp_path / "restored"):
         async with await open_store(str(directory), clock=clock) as copy:

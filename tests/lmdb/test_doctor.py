@@ -90,42 +90,52 @@ def move(txn: Txn, key: bytes, to: bytes) -> None:
 
 
 def no_ready_entry(txn: Txn, ward: Ward) -> None:
+    """No ready entry."""
     txn.delete(entry(txn, QUEUE.ready, ward.ready))
 
 
 def no_delayed_entry(txn: Txn, ward: Ward) -> None:
+    """No delayed entry."""
     txn.delete(entry(txn, QUEUE.delayed, ward.delayed))
 
 
 def no_leased_entry(txn: Txn, ward: Ward) -> None:
+    """No leased entry."""
     txn.delete(entry(txn, QUEUE.leased, ward.leased))
 
 
 def no_dead_entry(txn: Txn, ward: Ward) -> None:
+    """No dead entry."""
     txn.delete(entry(txn, QUEUE.dead, ward.dead))
 
 
 def ready_twice(txn: Txn, ward: Ward) -> None:
+    """Ready twice."""
     txn.put(QUEUE.ready + bytes(13) + b"t" + ward.ready, b"")
 
 
 def finished_and_ready(txn: Txn, ward: Ward) -> None:
+    """Finished and ready."""
     txn.put(QUEUE.ready + bytes(13) + b"t" + ward.done, b"")
 
 
 def ready_for_nobody(txn: Txn, ward: Ward) -> None:
+    """Ready for nobody."""
     txn.put(QUEUE.ready + bytes(13) + b"t" + new_id(), b"")
 
 
 def an_old_lease_entry(txn: Txn, ward: Ward) -> None:
+    """An old lease entry."""
     txn.put(QUEUE.leased + ms8(1) + ward.leased, b"")
 
 
 def no_ready_mark(txn: Txn, ward: Ward) -> None:
+    """No ready mark."""
     txn.delete(QUEUE.ready_mark)
 
 
 def no_due_time(txn: Txn, ward: Ward) -> None:
+    """No due time."""
     due = txn.get(QUEUE.due)
     assert due is not None
     txn.delete(QUEUE.due)
@@ -133,6 +143,7 @@ def no_due_time(txn: Txn, ward: Ward) -> None:
 
 
 def a_due_time_too_late(txn: Txn, ward: Ward) -> None:
+    """A due time too late."""
     due = txn.get(QUEUE.due)
     assert due is not None
     late = ms8(int.from_bytes(due, "big") + 1_000_000)
@@ -141,51 +152,61 @@ def a_due_time_too_late(txn: Txn, ward: Ward) -> None:
 
 
 def a_due_time_not_indexed(txn: Txn, ward: Ward) -> None:
+    """A due time not indexed."""
     due = txn.get(QUEUE.due)
     assert due is not None
     txn.delete(DUE + due + QUEUE.name)
 
 
 def a_stale_due_entry(txn: Txn, ward: Ward) -> None:
+    """A stale due entry."""
     txn.put(DUE + ms8(5) + QUEUE.name, b"")
 
 
 def a_due_entry_of_an_unknown_queue(txn: Txn, ward: Ward) -> None:
+    """A due entry of an unknown queue."""
     txn.put(DUE + ms8(5) + b"nobody\0nothing", b"")
 
 
 def a_body_without_a_task(txn: Txn, ward: Ward) -> None:
+    """A body without a task."""
     body = txn.get(OWNER.body + ward.ready)
     assert body is not None
     txn.put(OWNER.body + new_id(), body)
 
 
 def a_key_without_a_task(txn: Txn, ward: Ward) -> None:
+    """A key without a task."""
     txn.put(QUEUE.key + new_id(), new_id())
 
 
 def a_key_of_another_task(txn: Txn, ward: Ward) -> None:
+    """A key of another task."""
     txn.put(QUEUE.key + new_id(), ward.ready)
 
 
 def a_wrong_counter(txn: Txn, ward: Ward) -> None:
-    txn.add(next(iter(QUEUE.counters.values() if isinstance(QUEUE.counters, dict) else QUEUE.counters)), 3)
+    """A wrong counter."""
+    txn.add(QUEUE.counters[0], 3)
 
 
 def a_wrong_total(txn: Txn, ward: Ward) -> None:
-    txn.add(next(iter(OWNER.totals.values() if isinstance(OWNER.totals, dict) else OWNER.totals)), -1)
+    """A wrong total."""
+    txn.add(OWNER.totals[0], -1)
 
 
 def a_counter_of_an_unknown_queue(txn: Txn, ward: Ward) -> None:
-    counters = queue_keys(TENANT, "ghost").counters
-    txn.add(next(iter(counters.values() if isinstance(counters, dict) else counters)), 7)
+    """A counter of an unknown queue."""
+    txn.add(queue_keys(TENANT, "ghost").counters[0], 7)
 
 
 def a_wrong_journal_size(txn: Txn, ward: Ward) -> None:
+    """A wrong journal size."""
     txn.add(META_JOURNAL_BYTES, 11)
 
 
 def ended_for_ever(txn: Txn, ward: Ward) -> None:
+    """Ended for ever."""
     for key in txn.scan_keys(EXPIRIES, end_of(EXPIRIES), 1_000):
         txn.delete(key)
 
@@ -236,6 +257,19 @@ async def test_it_is_named_and_mended(
     await pass_time(store, clock, 30 * 86_400)
     assert {task.id for task in await list_all(store)} == {ward.ready, ward.keyed, ward.delayed, ward.leased}
     assert (await store.doctor()).clean
+
+
+@pytest.mark.xfail(reason="the doctor looks from keys to tasks, not from tasks to keys")
+async def test_a_lost_key_is_named(store: OrderedStore) -> None:
+    """A task that is kept holds its key: without the record a repeat would be accepted as new."""
+    await fill(store)
+
+    def lose(txn: Txn) -> None:
+        [key] = txn.scan_keys(QUEUE.key, end_of(QUEUE.key), 10)
+        txn.delete(key)
+
+    await break_it(store, lose)
+    assert (await store.doctor()).problems
 
 
 async def test_a_result_without_a_task(store: OrderedStore) -> None:

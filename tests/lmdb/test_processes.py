@@ -59,10 +59,15 @@ asyncio.run(main())
 """
 
 
+def _sockets(directory: Path) -> list[Path]:
+    wake = directory / "wake"
+    return list(wake.iterdir()) if wake.is_dir() else []
+
+
 async def listening(directory: Path, count: int = 1) -> None:
     """Returns when so many loops of other processes have bound their sockets."""
     async with asyncio.timeout(20):
-        while not (directory / "wake").is_dir() or len(list((directory / "wake").iterdir())) < count:
+        while len(_sockets(directory)) < count:  # noqa: ASYNC110 it is another process that binds them
             await asyncio.sleep(0.01)
 
 
@@ -95,9 +100,7 @@ async def test_an_enqueue_wakes_a_claim_in_another_process(tmp_path: Path, child
         assert told["at_s"] - started_s < 15
 
 
-async def test_an_end_wakes_a_wait_in_another_process(
-    directory: Path, children: Children
-) -> None:
+async def test_an_end_wakes_a_wait_in_another_process(directory: Path, children: Children) -> None:
     """Whoever waits for a task is told by whichever process settles it."""
     async with await open_store(str(directory)) as store:
         task_id = await put(store)
@@ -125,10 +128,10 @@ async def test_the_sockets_of_the_dead_are_removed(store: OrderedStore, director
     child = children.start(WAIT_FOR_A_TASK, directory)
     await listening(directory)
     child.kill()
-    assert len(list((directory / "wake").iterdir())) == 1
+    assert len(_sockets(directory)) == 1
     await put(store)
     await store._engine.drained()
-    assert list((directory / "wake").iterdir()) == []
+    assert _sockets(directory) == []
 
 
 async def test_the_sockets_of_the_living_are_removed_by_them(directory: Path, children: Children) -> None:
@@ -138,7 +141,7 @@ async def test_the_sockets_of_the_living_are_removed_by_them(directory: Path, ch
         await listening(directory)
         await put(store)
         await asyncio.to_thread(child.finish)
-        assert list((directory / "wake").iterdir()) == []
+        assert _sockets(directory) == []
 
 
 HOLD_A_SNAPSHOT = """
@@ -208,9 +211,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_busy_process_does_not_starve_another(
-    directory: Path, children: Children
-) -> None:
+async def test_a_busy_process_does_not_starve_another(directory: Path, children: Children) -> None:
     """Beside a process that writes without a pause, single calls of another are answered."""
     async with await open_store(str(directory)) as store:
         busy = children.start(SATURATE, directory)

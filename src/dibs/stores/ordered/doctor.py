@@ -8,7 +8,7 @@ due index knowing, nor ready without the ready index; what has ended will expire
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -142,6 +142,8 @@ def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State)
     forgotten = not state.keep and state.status == COMPLETED
     if txn.get(queue.tenant.body + task_id) is None and not forgotten:
         yield "no body"
+    if state.digest and not state.gone(txn.now_ms) and txn.get(queue.key + state.digest) != task_id:
+        yield "does not hold its deduplication key"
     if (state.status == IN_PROGRESS) != bool(state.token):
         yield "a token without a lease, or a lease without a token"
 
@@ -149,19 +151,16 @@ def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State)
 def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
     for letter, place in _PLACE_LETTERS.items():
         for key, _ in _items(txn, tenant.first + letter):
-            task_id = id_of(key)
-            state = _state(txn, tenant, task_id)
-            if state is None or _entry(queue_keys(tenant.name, state.command), task_id, state) != key:
+            if not _named(txn, tenant, key):
                 report.add(f"{PLACES[place]} entry that no task names", key)
     for prefix, what in ((tenant.body, "body"), (tenant.result, "result")):
         for key, value in _items(txn, prefix):
-            if _state(txn, tenant, id_of(key)) is None:
+            if txn.get(tenant.state + id_of(key)) is None:
                 report.add(f"{what} without a task", key)
             if not _readable(prefix == tenant.body, value):
                 report.add(f"{what} cannot be read", key)
     for key, value in _items(txn, tenant.first + b"K"):
-        owner = _state(txn, tenant, value)
-        if owner is None or key[-ID_BYTES:] != owner.digest:
+        if not _held(txn, tenant, key, value):
             report.add("deduplication key that its task does not have", key)
 
 
@@ -199,7 +198,10 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
     expiring = set(_expiring(txn, tenant))
     for key, value in list(_items(txn, tenant.state)):
         task_id = id_of(key)
-        state = decode_state(value)
+        try:
+            state = decode_state(value)
+        except UnreadableRecord:
+            continue
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
         if state.place != NOWHERE:
@@ -208,6 +210,8 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
             txn.put(queue.ready_mark, b"")
         if state.place in (LEASED, DELAYED):
             _know_due(txn, queue, from8(state.rank[:8]))
+        if state.digest and txn.get(queue.key + state.digest) is None:
+            txn.put(queue.key + state.digest, task_id)
         if state.ended() and task_id not in expiring:
             txn.put(expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant.name, task_id), task_id)
     stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
@@ -218,16 +222,14 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
 def _drop_orphans(txn: Txn, tenant: TenantKeys) -> None:
     for letter in _PLACE_LETTERS:
         for key, _ in list(_items(txn, tenant.first + letter)):
-            state = _state(txn, tenant, id_of(key))
-            if state is None or _entry(queue_keys(tenant.name, state.command), id_of(key), state) != key:
+            if not _named(txn, tenant, key):
                 txn.delete(key)
     for prefix in (tenant.body, tenant.result):
         for key, _ in list(_items(txn, prefix)):
-            if _state(txn, tenant, id_of(key)) is None:
+            if txn.get(tenant.state + id_of(key)) is None:
                 txn.delete(key)
     for key, value in list(_items(txn, tenant.first + b"K")):
-        owner = _state(txn, tenant, value)
-        if owner is None or key[-ID_BYTES:] != owner.digest:
+        if not _held(txn, tenant, key, value):
             txn.delete(key)
 
 
@@ -260,9 +262,28 @@ def _items(txn: ReadTxn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         start = step[-1][0] + SEPARATOR
 
 
-def _state(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> State | None:
+def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[State], bool]) -> bool:
+    """Whether a task's state is there and passes the test; one that cannot be read has the benefit of the doubt."""
     stored = txn.get(tenant.state + task_id)
-    return None if stored is None else decode_state(stored)
+    if stored is None:
+        return False
+    try:
+        return test(decode_state(stored))
+    except UnreadableRecord:
+        return True
+
+
+def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
+    """Whether the task that an index entry is about stands there."""
+    task_id = id_of(entry)
+    return _agrees(
+        txn, tenant, task_id, lambda state: _entry(queue_keys(tenant.name, state.command), task_id, state) == entry
+    )
+
+
+def _held(txn: ReadTxn, tenant: TenantKeys, key: bytes, owner: bytes) -> bool:
+    """Whether the task that a deduplication key points to has that key."""
+    return _agrees(txn, tenant, owner, lambda state: state.digest == key[-ID_BYTES:])
 
 
 def _readable(is_body: bool, value: bytes) -> bool:
@@ -283,8 +304,7 @@ def _expiring(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
         at_ms, kind, name = parse_expiry_key(key)
         if kind == EXPIRE_TASK and name == tenant.name:
             for task_id in split_ids(value):
-                state = _state(txn, tenant, task_id)
-                if state is not None and state.kept_until_ms == at_ms:
+                if _agrees(txn, tenant, task_id, lambda state, at_ms=at_ms: state.kept_until_ms == at_ms):  # type: ignore[misc]
                     yield task_id
 
 

@@ -56,6 +56,7 @@ DURABILITIES = ("sync", "relaxed")
 ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
 GROUP_MAX_S = 0.004
+FORK_WAIT_S = 5.0
 OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 DISK_LOOK_S = 0.5
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -66,18 +67,27 @@ NETWORK_FILE_SYSTEMS = frozenset(
 # One engine per process and directory: LMDB must not be opened twice in a process.
 _open: dict[tuple[int, int], LmdbEngine] = {}
 _open_lock = threading.Lock()
-# Environments of the parent process: a child must neither use nor close them.
-_inherited: list[lmdb.Environment] = []
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    """No transaction may be open in the moment of a fork: the child could never get rid of it."""
+    for engine in _open.values():
+        engine.writing.acquire(timeout=FORK_WAIT_S)
+
+
+def _after_fork_in_parent() -> None:
+    for engine in _open.values():
+        if engine.writing.locked():
+            engine.writing.release()
+
+
+def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
-    _inherited.extend(engine.environment for engine in _open.values())
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class LmdbEngine(Engine):
@@ -131,6 +141,8 @@ class LmdbEngine(Engine):
         self._live_pages_max = self.max_bytes // self.environment.stat()["psize"]
         self._turnstile = os.open(self.directory / "turnstile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._sender = WakeSender(self.directory / "wake")
+        self.writing = threading.Lock()
+        """Held while a transaction is open."""
         self._queue: queue.SimpleQueue[tuple[Lane, list[Call]] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_for_ever, name="dibs-lmdb-writer", daemon=True)
         self._writer.start()
@@ -142,7 +154,15 @@ class LmdbEngine(Engine):
 
     def _restart_in_child(self) -> None:
         """Threads, locks and event loops do not survive a fork; the directory does."""
-        _inherited.append(self.environment)
+        closing = threading.Thread(target=self.environment.close, daemon=True)
+        closing.start()
+        closing.join(FORK_WAIT_S)
+        if closing.is_alive():
+            raise StoreUnavailable(
+                f"{self.describe()} was being copied or examined in the moment of the fork: open it in a new process"
+            )
+        os.close(self._turnstile)
+        self._sender.close()
         for lane in self._lanes.values():
             lane.disown()
         self._lanes.clear()
@@ -224,13 +244,15 @@ class LmdbEngine(Engine):
 
     def _commit(self, calls: list[Call]) -> tuple[int, list[Run]]:
         """Commits a group: the first so many calls, at least one. Returns how many, and what they journalled."""
-        done, runs = self._transact(calls)
+        with self.writing:
+            done, runs = self._transact(calls)
         if runs is not None:
             return done, runs
         # Something raised after it may have written: each call of the group gets a transaction of its own.
         runs = []
         for call in calls[:done]:
-            runs += self._transact([call], alone=True)[1] or []
+            with self.writing:
+                runs += self._transact([call], alone=True)[1] or []
         return done, runs
 
     def _transact(self, calls: list[Call], *, alone: bool = False) -> tuple[int, list[Run] | None]:
@@ -413,7 +435,6 @@ def _open_environment(directory: Path, max_bytes: int, durability: str) -> lmdb.
             map_size=max_bytes + ADDRESS_SLACK_BYTES,
             metasync=durability == "sync",
             max_readers=READERS_MAX,
-            max_spare_txns=4,
         )
     except lmdb.InvalidError as error:
         raise ForeignDirectory(f"{directory}/data.mdb is not an LMDB file: name another directory") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dibs.checks import Limits
-from dibs.errors import InvalidOption, StoreClosed
+from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
 from dibs.stores.ordered import admin, views
 from dibs.stores.ordered.claim import RANDOM_BYTES, ClaimCall, claim, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
@@ -226,6 +226,8 @@ class OrderedStore(Store):
         lane.wakeups.wake_everybody()
         try:
             await self._engine.drained()
+        except StoreUnavailable:
+            pass  # Whoever asked for something has been told; closing is how to recover.
         finally:
             self._engine.release()
 
