@@ -28,7 +28,7 @@ Sizes = dict[str, tuple[float, float]]
 
 def measure(options: Options) -> list[Figure]:
     """Returns disk and memory per million waiting, and per million completed and kept."""
-    count = options.pick(300_000, 200_000)
+    count = options.pick(300_000, 100_000)
     options.say(f"footprint: {count:,} tasks in bare LMDB")
     floors = {
         state: _figure(f"LMDB floor, {state}: disk", megabytes) for state, megabytes in _floors(options, count).items()

@@ -259,7 +259,6 @@ async def test_it_is_named_and_mended(
     assert (await store.doctor()).clean
 
 
-@pytest.mark.xfail(reason="the doctor looks from keys to tasks, not from tasks to keys")
 async def test_a_lost_key_is_named(store: OrderedStore) -> None:
     """A task that is kept holds its key: without the record a repeat would be accepted as new."""
     await fill(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import lmdb
@@ -66,7 +65,8 @@ async def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ForeignDirectory):
         await open_store(str(tmp_path))
-    assert os.listdir(tmp_path) == ["notes.txt"]
+    assert read(tmp_path / "notes.txt") == b"mine"
+    assert not (tmp_path / "data.mdb").exists()
 
 
 async def test_a_file_is_refused(tmp_path: Path) -> None:

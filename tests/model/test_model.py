@@ -31,7 +31,7 @@ class OrderedMachine(StoreMachine):
 def check_memory(examples: int, steps: int) -> None:
     """Runs the machine on the sorted map. (hypothesis takes anything that makes machines, and declares less.)"""
     run_state_machine_as_test(
-        lambda: OrderedMachine(lambda clock: open_store("memory:", clock=clock)),  # type: ignore[arg-type]
+        lambda: OrderedMachine(lambda clock: open_store("memory:", clock=clock), in_turn=True),  # type: ignore[arg-type]
         settings=profile(examples, steps),
     )
 
@@ -45,7 +45,7 @@ def check_lmdb(directory: Path, examples: int, steps: int) -> None:
         return lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed"))
 
     run_state_machine_as_test(
-        lambda: OrderedMachine(opener(), reopens=True),  # type: ignore[arg-type]
+        lambda: OrderedMachine(opener(), reopens=True, in_turn=True),  # type: ignore[arg-type]
         settings=profile(examples, steps),
     )
 

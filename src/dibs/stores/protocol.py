@@ -102,7 +102,9 @@ class Store(abc.ABC):
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Enqueued | Duplicate | Rejected] = []
         for batch in _batches(tasks, rejected, lambda task: len(task.payload)):
-            outcomes += await self._enqueue(tenant, [self._with_id(tenant, task) for task in batch])
+            outcomes += await self._enqueue(
+                tenant, [task if task.id else self._with_id(tenant, task) for task in batch]
+            )
         return _merged(outcomes, rejected)
 
     async def claim(
@@ -405,7 +407,7 @@ class Store(abc.ABC):
     # -------------------------------------------------------------------------------------------------------- helpers
 
     def _with_id(self, tenant: str, task: NewTask) -> NewTask:
-        return task if task.id else replace(task, id=new_id(tenant, task.command, task.key))
+        return replace(task, id=new_id(tenant, task.command, task.key))
 
     def _check_which(self, tenant: str, which: Sequence[bytes] | Filter, limit: int) -> None:
         checks.check_tenant(tenant)
@@ -422,8 +424,9 @@ def _batches(
     items: Sequence[Item], rejected: Mapping[int, Rejected], size_of: Callable[[Item], int]
 ) -> Iterable[Sequence[Item]]:
     """Yields the items that were not rejected, in transactions of bounded count and size."""
-    if len(items) == 1 and not rejected:
-        yield items
+    if not rejected and len(items) <= BATCH_MAX and sum(map(size_of, items)) <= BATCH_MAX_BYTES:
+        if items:
+            yield items
         return
     batch: list[Item] = []
     batch_bytes = 0

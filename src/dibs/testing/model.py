@@ -221,7 +221,7 @@ class Model:
         return [self._enqueue(tenant, new, index) for index, new in enumerate(batch)]
 
     def _enqueue(self, tenant: str, new: NewTask, index: int) -> Enqueued | Duplicate:
-        if (tenant, new.id) in self.tasks:
+        if self.task(tenant, new.id) is not None:
             return Enqueued(new.id, already=True)
         if new.key is not None:
             owner = self.task(tenant, self.keys.get((tenant, new.command, new.key)))
@@ -230,6 +230,10 @@ class Model:
                 return Duplicate(owner.id, Status.PENDING, replayed=True)
             if owner is not None:
                 return Duplicate(owner.id, owner.status, owner.result(self.now_ms))
+        if (tenant, new.id) in self.tasks:
+            # Its retention is over, swept or not: it does not exist, and its id can be used again.
+            self._prune(self.tasks[(tenant, new.id)])
+        if new.key is not None:
             self.keys[(tenant, new.command, new.key)] = new.id
         due_ms = self.now_ms + _ms(new.delay_s) if new.run_at_ms is None else new.run_at_ms
         task = Known(
@@ -453,7 +457,7 @@ class Model:
     def retain(self, tenant: str, ids: Sequence[bytes], ttl_s: float) -> list[int | None]:
         kept: list[int | None] = []
         for task in (self.task(tenant, task_id) for task_id in ids):
-            if task is None or not task.status.ended or task.result_until_ms <= self.now_ms:
+            if task is None or task.result(self.now_ms) is None:
                 kept.append(None)
                 continue
             task.result_until_ms = max(task.result_until_ms, self.now_ms + _ms(ttl_s))
@@ -495,8 +499,7 @@ class Model:
                 self._end(task, Status.CANCELLED, Reason.EXPIRED)
                 cancelled += 1
             if not task.visible(self.now_ms):
-                self._remove(task)
-                self.pruned.add((task.tenant, task.id))
+                self._prune(task)
             elif task.status.ended and task.result_until_ms <= self.now_ms:
                 task.data, task.error, task.codec, task.faded = None, None, "json", True
         return Swept(promoted=promoted, expired=expired, cancelled=cancelled)
@@ -541,6 +544,10 @@ class Model:
         for claim in self.claims.values():
             claim[:] = [(task_id, token) for task_id, token in claim if task_id != task.id]
 
+    def _prune(self, task: Known) -> None:
+        self._remove(task)
+        self.pruned.add((task.tenant, task.id))
+
     def _free_key(self, task: Known) -> None:
         if task.new.key is not None:
             name = (task.tenant, task.new.command, task.new.key)
@@ -567,7 +574,7 @@ class Model:
             paused=(tenant, stats.command) in self.paused,
             oldest_ready_ms=stats.oldest_ready_ms if stats.oldest_ready_ms in heads else next(iter(heads), None),
         )
-        assert stats == expected
+        assert stats == expected, f"\nstore: {stats}\nmodel: {expected}"
 
 
 def _lost(task: Known | None, token: bytes) -> Cause | None:

@@ -76,10 +76,13 @@ tenants = st.sampled_from(TENANTS)
 class StoreMachine(RuleBasedStateMachine):
     """Random operations on a store and on the model, side by side."""
 
-    def __init__(self, opener: Callable[[Clock], Awaitable[Store]], *, reopens: bool = False) -> None:
+    def __init__(
+        self, opener: Callable[[Clock], Awaitable[Store]], *, reopens: bool = False, in_turn: bool = False
+    ) -> None:
         """`opener` opens a store without any data on the given clock. `reopens`: what was stored outlives `close`, and
-        the opener finds it again."""
+        the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made."""
         super().__init__()
+        self.in_turn = in_turn
         self.opener = opener
         self.reopens = reopens
         self.clock = ManualClock()
@@ -227,6 +230,63 @@ class StoreMachine(RuleBasedStateMachine):
             self.same(self.run(self.store.settle([item])), self.model.settle([item]))
             self._claim(lease.tenant, [lease.command], 1, None, "w2", None)
             lease = self.leases[-1]
+
+    @precondition(lambda self: self.in_turn and self.ids)
+    @rule(
+        calls=st.lists(
+            st.tuples(
+                st.sampled_from(["enqueue", "claim", "settle", "settle", "heartbeat", "cancel", "replay", "purge"]),
+                tenants,
+                Pick,
+                st.sampled_from(Kind),
+                news,
+            ),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    def at_once(self, calls: list[tuple[str, str, int, Kind, dict[str, Any]]]) -> None:
+        """Several calls that share a transaction, where the store has groups: each must see what those before did."""
+        self.sweep(1_000)
+        made = [self._call(*call) for call in calls if self.leases or call[0] not in ("settle", "heartbeat")]
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*(call for call, _ in made))
+
+        for outcome, (_, check) in zip(self.run(together()), made, strict=True):
+            self.step()
+            check(outcome)
+
+    def _call(
+        self, verb: str, tenant: str, pick: int, kind: Kind, options: dict[str, Any]
+    ) -> tuple[Coroutine[Any, Any, Any], Callable[[Any], None]]:
+        """A call, and what checks its answer against the model."""
+        store, model = self.store, self.model
+        if verb == "enqueue":
+            tasks = [NewTask(id=self._mint(tenant, options), **options)]
+            self.ids += [(tenant, task) for task in tasks]
+            return store.enqueue(tenant, tasks), lambda answer: self.same(answer, model.enqueue(tenant, tasks))
+        if verb == "claim":
+            return store.claim(tenant, COMMANDS, limit=2), lambda leases: self._check_claim(tenant, leases)
+        if verb == "settle":
+            items = [self._settlement(self._recent(pick), kind, 3.0 * (pick % 2), pick % 3 == 0)]
+            self.settlements += items
+            return store.settle(items), lambda answer: self.same(answer, model.settle(items))
+        if verb == "heartbeat":
+            lease = self._recent(pick)
+            beats = [Heartbeat(tenant=lease.tenant, id=lease.id, token=lease.token, extend_s=10)]
+            return store.heartbeat(beats), lambda answer: self.same(answer, model.heartbeat(beats))
+        ids = self._some_ids([pick])
+        if verb == "cancel":
+            return store.cancel(tenant, ids), lambda answer: self.same(answer, model.cancel(tenant, ids))
+        if verb == "replay":
+            return store.replay(tenant, ids), lambda answer: self.same(set(answer.ids), model.replay(tenant, ids))
+        return store.purge(tenant, ids), lambda answer: self.same(set(answer.ids), model.purge(tenant, ids))
+
+    def _check_claim(self, tenant: str, leases: list[Lease]) -> None:
+        """Checks a claim of a group: nothing was due before it, so time moved nothing."""
+        self.model.claimed(tenant, COMMANDS, 2, None, "", None, leases, lambda task: task.shown(self.now_ms))
+        self.leases += leases
 
     # ------------------------------------------------------------------------------------------------- what people do
 

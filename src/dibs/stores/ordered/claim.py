@@ -115,10 +115,11 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
             queue.to_leased(task_id, state, work.now_ms + state.lease_ms)
             queue.event(_CLAIMED, task_id, state.attempts, call.worker)
             leases.append(_lease_of(call.tenant, task_id, state, body))
-        work.flush()
         if len(ids) < wanted:
             queue.emptied()
             return
+        if len(leases) < call.limit:
+            work.flush()
 
 
 def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:

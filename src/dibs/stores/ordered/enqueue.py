@@ -9,8 +9,18 @@ from msgspec import Struct
 from dibs.errors import StoreFull
 from dibs.ids import key_digest
 from dibs.stores.ordered.engine import Txn
-from dibs.stores.ordered.keys import EXPIRE_START, tenant_keys
-from dibs.stores.ordered.records import FAILED, NOWHERE, PENDING, STATUSES, Body, State, decode_state, encode_body
+from dibs.stores.ordered.keys import EXPIRE_START, delayed_rank, end_of, tenant_keys
+from dibs.stores.ordered.records import (
+    DELAYED,
+    FAILED,
+    PENDING,
+    READY,
+    STATUSES,
+    Body,
+    State,
+    decode_state,
+    encode_body,
+)
 from dibs.stores.ordered.views import result_of
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
@@ -20,12 +30,12 @@ from dibs.task import (
     Enqueued,
     EventKind,
     NewTask,
-    QueueConfig,
     Rejected,
     Status,
 )
 
 _ENQUEUED = EventKind.ENQUEUED
+LOOK_AT_NEWEST_FROM = 8
 _RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
 
 
@@ -58,13 +68,11 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     """Puts a batch in, in its order."""
     work = Work.of(txn)
     full = txn.full()
-    state_prefix = tenant_keys(tenant).state
-    stored = txn.get_many([state_prefix + item.task.id for item in batch])
     # What this call has put in so far: ids, and the keys that they hold.
     ids: set[bytes] = set()
     keys: dict[tuple[str, bytes], bytes] = {}
     outcomes: list[Enqueued | Duplicate | Rejected] = []
-    for item, known in zip(batch, stored, strict=True):
+    for item, known in zip(batch, _known(txn, tenant, batch), strict=True):
         task = item.task
         task_id = task.id
         if task_id in ids or (known is not None and not _cleared(work, tenant, task_id, known)):
@@ -82,10 +90,22 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
         ids.add(task_id)
         if item.digest:
             keys[(task.command, item.digest)] = task_id
-        _put(queue, item)
+        _put(queue, task, item)
         outcomes.append(Enqueued(task_id))
     work.flush()
     return outcomes
+
+
+def _known(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[bytes | None]:
+    """Returns the states of those ids that exist. Ids grow with time: one look at the newest tells that all of a fresh
+    batch are new."""
+    prefix = tenant_keys(tenant).state
+    wanted = [prefix + item.task.id for item in batch]
+    if len(wanted) >= LOOK_AT_NEWEST_FROM:
+        newest = txn.scan(prefix, end_of(prefix), 1, reverse=True)
+        if not newest or newest[0][0] < min(wanted):
+            return [None] * len(wanted)
+    return txn.get_many(wanted)
 
 
 def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
@@ -98,40 +118,42 @@ def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
     return True
 
 
-def _put(queue: QueueWork, item: Prepared) -> None:
-    task, work = item.task, queue.work
-    task_id = task.id
-    state = _new_state(task, item.digest, work.now_ms, queue.config())
-    visible_ms = task.run_at_ms or (work.now_ms + _ms(task.delay_s) if task.delay_s else 0)
-    queue.put_new(task_id, state, item.body, visible_ms)
-    if item.digest:
-        work.others.append((queue.keys.key + item.digest, task_id))
-    if state.expires_ms:
-        work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
-    queue.event(_ENQUEUED, task_id, 0)
-
-
-def _new_state(task: NewTask, digest: bytes, now_ms: int, config: QueueConfig) -> State:
+def _put(queue: QueueWork, task: NewTask, item: Prepared) -> None:
+    work, config = queue.work, queue.config()
+    now_ms, task_id = work.now_ms, task.id
+    priority = (config.priority or 0) if task.priority is None else task.priority
+    due_ms = task.run_at_ms or (now_ms + _ms(task.delay_s) if task.delay_s else now_ms)
+    if due_ms > now_ms:
+        place, rank = DELAYED, delayed_rank(due_ms)
+    else:
+        place, rank, due_ms = READY, work.back_rank(priority), now_ms
+    expires_ms = 0 if task.expires_s is None else now_ms + _ms(task.expires_s)
     ttl_s = config.result_ttl_s if task.result_ttl_s is None else task.result_ttl_s
     ttl_ms = _RESULT_TTL_MS if ttl_s is None else _ms(ttl_s)
     retention_s = config.retention_s if task.retention_s is None else task.retention_s
-    return State(
+    state = State(
         task.command,
         PENDING,
-        NOWHERE,
-        b"",
-        (config.priority or 0) if task.priority is None else task.priority,
+        place,
+        rank,
+        priority,
         0,
         task.max_attempts or config.max_attempts or MAX_ATTEMPTS_DEFAULT,
         len(task.payload),
         now_ms,
-        now_ms,
-        0 if task.expires_s is None else now_ms + _ms(task.expires_s),
+        due_ms,
+        expires_ms,
         ttl_ms,
         ttl_ms if retention_s is None else max(ttl_ms, _ms(retention_s)),
         task.keep,
-        digest,
+        item.digest,
     )
+    queue.put_new(task_id, state, item.body)
+    if item.digest:
+        work.others.append((queue.keys.key + item.digest, task_id))
+    if expires_ms:
+        work.expire(expires_ms, EXPIRE_START, queue.tenant.name, task_id)
+    queue.event(_ENQUEUED, task_id, 0)
 
 
 def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Duplicate | None:

@@ -57,6 +57,7 @@ ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
 GROUP_MAX_S = 0.004
 FORK_WAIT_S = 5.0
+SCAN_STEP = 16
 OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 DISK_LOOK_S = 0.5
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -84,6 +85,8 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
+    for engine in _open.values():
+        engine.forked = True
     _open.clear()
 
 
@@ -130,7 +133,8 @@ class LmdbEngine(Engine):
 
     def _start(self) -> None:
         """Opens the environment and starts the writer; again in a child process, where threads are gone."""
-        self._pid = os.getpid()
+        self.forked = False
+        """Set in a child process: what this engine has open is the parent's."""
         self.environment = _open_environment(self.directory, self.max_bytes, self.durability)
         self.environment.reader_check()
         self.store_id = _check_meta(self.environment, self.directory, self.durability)
@@ -148,7 +152,7 @@ class LmdbEngine(Engine):
         self._writer.start()
 
     def lane(self) -> Lane:
-        if self._pid != os.getpid():
+        if self.forked:
             self._restart_in_child()
         return super().lane()
 
@@ -177,7 +181,7 @@ class LmdbEngine(Engine):
         return f"lmdb:{self.directory}"
 
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
-        if self._pid != os.getpid():
+        if self.forked:
             self._restart_in_child()
         with readable(self.describe()), self.environment.begin() as txn:
             return fn(LmdbReadTxn(txn, self.clock.now_ms()))
@@ -360,7 +364,7 @@ class LmdbReadTxn:
             return self._scan_back(start, stop, limit)
         found: list[tuple[bytes, bytes]] = []
         if self._cursor.set_range(start):
-            found = list(islice(self._cursor.iternext(), limit))
+            _read_on(found, self._cursor.iternext(), limit, lambda item: item[0] >= stop)
         if found and found[-1][0] >= stop:
             del found[bisect_left(found, stop, key=itemgetter(0)) :]
         return found
@@ -368,7 +372,7 @@ class LmdbReadTxn:
     def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         found: list[bytes] = []
         if self._cursor.set_range(start):
-            found = list(islice(self._cursor.iternext(True, False), limit))
+            _read_on(found, self._cursor.iternext(True, False), limit, stop.__le__)
         if found and found[-1] >= stop:
             del found[bisect_left(found, stop) :]
         return found
@@ -378,6 +382,18 @@ class LmdbReadTxn:
         if self._cursor.prev() if self._cursor.set_range(stop) else self._cursor.last():
             found = list(islice(self._cursor.iterprev(), limit))
         return [item for item in found if item[0] >= start]
+
+
+def _read_on(found: list[T], items: Iterator[T], limit: int, past: Callable[[T], bool]) -> None:
+    """Reads up to `limit` items in growing steps, and not much further than the first that is past the end: the driver
+    is fast at many and slow at one by one."""
+    step = SCAN_STEP
+    while len(found) < limit:
+        some = list(islice(items, min(step, limit - len(found))))
+        found += some
+        if len(some) < step or past(some[-1]):
+            return
+        step *= 4
 
 
 class LmdbTxn(LmdbReadTxn):

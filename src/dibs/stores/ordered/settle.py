@@ -42,17 +42,18 @@ _SETTLED = tuple(Settled(status) for status in STATUSES)
 def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost]:
     """Extends leases from now on. The old expiry entry goes in the same transaction."""
     work = Work.of(txn)
-    states = _states(txn, beats)
-    outcomes: list[Extended | LeaseLost] = []
+    keys = [tenant_keys(beat.tenant).state + beat.id for beat in beats]
+    states = _states(txn, keys)
     moved: set[bytes] = set()
-    for beat in beats:
-        state = states.get((beat.tenant, beat.id))
+    outcomes: list[Extended | LeaseLost] = []
+    for beat, key in zip(beats, keys, strict=True):
+        state = states.get(key)
         if state is None or state.token != beat.token:
             outcomes.append(_lost(state))
             continue
-        if beat.id in moved:
+        if key in moved:
             work.flush()
-        moved.add(beat.id)
+        moved.add(key)
         if beat.progress is not None:
             state.progress = beat.progress
         extend_ms = state.lease_ms if beat.extend_s is None else round(beat.extend_s * 1000)
@@ -65,12 +66,15 @@ def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost
 def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | LeaseLost]:
     """Ends leases. The first settlement of a token counts; its repeat is told so, anything else has lost the lease."""
     work = Work.of(txn)
-    states = _states(txn, items)
+    keys = [tenant_keys(item.tenant).state + item.id for item in items]
+    states = _states(txn, keys)
     outcomes: list[Settled | Already | LeaseLost] = []
-    for item in items:
-        state = states.get((item.tenant, item.id))
+    for item, key in zip(items, keys, strict=True):
+        state = states.get(key)
         # A task that is not in progress has no token, so equal tokens mean that the lease is held.
         if state is not None and state.token == item.token:
+            state.settled_token = item.token
+            state.settled_kind = KIND_NUMBERS[item.kind]
             _settle_one(work.queue(item.tenant, state.command), item, state)
             outcomes.append(_SETTLED[state.status])
         elif state is not None and item.token == state.settled_token and item.kind is KINDS[state.settled_kind]:
@@ -81,15 +85,14 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
     return outcomes
 
 
-def _states(txn: Txn, items: Sequence[Heartbeat | Settlement]) -> dict[tuple[str, bytes], State]:
-    """Reads the states once, so that two items about one task see each other."""
-    stored = txn.get_many([tenant_keys(item.tenant).state + item.id for item in items])
-    states = {}
-    for item, data in zip(items, stored, strict=True):
-        if data is not None:
+def _states(txn: Txn, keys: list[bytes]) -> dict[bytes, State]:
+    """Reads each state once, so that two items about one task see each other."""
+    states: dict[bytes, State] = {}
+    for key, data in zip(keys, txn.get_many(keys), strict=True):
+        if data is not None and key not in states:
             state = decode_state(data)
             if not state.kept_until_ms or not state.gone(txn.now_ms):
-                states[(item.tenant, item.id)] = state
+                states[key] = state
     return states
 
 
@@ -102,8 +105,6 @@ def _lost(state: State | None) -> LeaseLost:
 
 def _settle_one(queue: QueueWork, item: Settlement, state: State) -> None:
     kind = item.kind
-    state.settled_token = item.token
-    state.settled_kind = KIND_NUMBERS[kind]
     if kind is _COMPLETE:
         _complete(queue, item, state)
     elif state.cancel:

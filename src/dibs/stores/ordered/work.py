@@ -80,7 +80,7 @@ class Work:
         if work is None:
             work = txn.work = cls(txn)
         work._placed = 0
-        work._ranks = _Ranks(txn.version)
+        work._ranks.start(txn.version)
         return work
 
     def __init__(self, txn: Txn) -> None:
@@ -94,7 +94,7 @@ class Work:
         self.entries: list[tuple[bytes, bytes]] = []
         self.results: list[tuple[bytes, bytes]] = []
         self.others: list[tuple[bytes, bytes]] = []
-        self._ranks = _Ranks(txn.version)
+        self._ranks = _Ranks()
         self._queues: dict[tuple[str, str], QueueWork] = {}
         self._serial = 0
         self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
@@ -126,15 +126,31 @@ class Work:
         if self.deletes:
             txn.delete_many(self.deletes)
             self.deletes.clear()
+        if self._expiries:
+            self._collect_expiries()
+        if self.bodies:
+            txn.put_many(self.bodies)
+            self.bodies.clear()
+        if self.results:
+            txn.put_many(self.results)
+            self.results.clear()
+        if self.states:
+            txn.put_many(self.states)
+            self.states.clear()
+        if self.entries:
+            txn.put_many(self.entries)
+            self.entries.clear()
+        if self.others:
+            txn.put_many(self.others)
+            self.others.clear()
+
+    def _collect_expiries(self) -> None:
+        version = self.txn.version.to_bytes(8, "big")
         for (at_ms, kind, tenant), names in self._expiries.items():
-            serial = txn.version.to_bytes(8, "big") + self._serial.to_bytes(4, "big")
+            serial = version + self._serial.to_bytes(4, "big")
             self._serial += 1
             self.others.append((expiry_key(at_ms, kind, tenant, serial), b"".join(names)))
         self._expiries.clear()
-        for items in (self.bodies, self.results, self.states, self.entries, self.others):
-            if items:
-                txn.put_many(items)
-                items.clear()
 
     def pending(self) -> bool:
         """True if something was collected and not flushed: a call that raises must not leave that to the next."""
@@ -149,9 +165,11 @@ class Work:
 class _Ranks(dict[int, bytes]):
     """What the ranks at the back of each priority start with, in one call."""
 
-    def __init__(self, version: int) -> None:
-        super().__init__()
+    _version = 0
+
+    def start(self, version: int) -> None:
         self._version = version
+        self.clear()
 
     def __missing__(self, priority: int) -> bytes:
         ranks = self[priority] = ready_ranks(priority, self._version)
@@ -191,15 +209,18 @@ class QueueWork:
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
-    def put_new(self, task_id: bytes, state: State, body: bytes, visible_ms: int) -> None:
-        """Puts a new task in, ready if `visible_ms` is not in the future."""
-        self.work.bodies.append((self._body_prefix + task_id, body))
+    def put_new(self, task_id: bytes, state: State, body: bytes) -> None:
+        """Puts a new task in, at the place that its state names."""
+        work, place = self.work, state.place
+        work.bodies.append((self._body_prefix + task_id, body))
+        work.entries.append((self._prefixes[place] + state.rank + task_id, b""))
+        work.states.append((self._state_prefix + task_id, encode_state(state)))
+        self._counts[place] += 1
         self._counts[BYTES] += state.size
-        if visible_ms > self.work.now_ms:
-            self.to_delayed(task_id, state, visible_ms)
-        else:
+        if place == READY:
             self._ready = True
-            self._move(task_id, state, READY, self.work.back_rank(state.priority))
+        else:
+            self._due(state.due_ms)
 
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
@@ -220,8 +241,7 @@ class QueueWork:
         """Hides a task until `visible_ms`, which is in the future."""
         state.due_ms = visible_ms
         self._pend(state)
-        if self._due_ms is None or visible_ms < self._due_ms:
-            self._due_ms = visible_ms
+        self._due(visible_ms)
         self._move(task_id, state, DELAYED, delayed_rank(visible_ms))
 
     def _pend(self, state: State) -> None:
@@ -236,8 +256,7 @@ class QueueWork:
             state.progress = None
         state.status = IN_PROGRESS
         state.lease_end_ms = lease_end_ms
-        if self._due_ms is None or lease_end_ms < self._due_ms:
-            self._due_ms = lease_end_ms
+        self._due(lease_end_ms)
         self._move(task_id, state, LEASED, lease_end_ms.to_bytes(8, "big"))
 
     def end(self, task_id: bytes, state: State, status: int, reason: str = "", ttl_ms: int = -1) -> None:
@@ -400,6 +419,10 @@ class QueueWork:
             known = txn.get(keys.due)
             if known is None or self._due_ms < from8(known):
                 set_due(txn, keys, known, self._due_ms)
+
+    def _due(self, at_ms: int) -> None:
+        if self._due_ms is None or at_ms < self._due_ms:
+            self._due_ms = at_ms
 
     def _dead_retention_ms(self, state: State) -> int:
         configured_s = self.config().dead_retention_s

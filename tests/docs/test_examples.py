@@ -1,0 +1,101 @@
+"""What the documentation shows runs, and what it points to exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dibs.errors import all_errors
+from dibs.task import NewTask
+from tests.docs import settings_table
+from tests.docs.pages import PAGES, ROOT, Block, prose, python_blocks
+
+PROGRAMS = [block for block in python_blocks() if block.name is None]
+SUITE = [block for block in python_blocks() if block.name is not None]
+VALUES = ROOT / "docs" / "values-and-errors.md"
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_block_is_a_program_that_runs(block: Block, tmp_path: Path) -> None:
+    """Copied into a file in an empty directory and run, every Python block ends well."""
+    (tmp_path / "example.py").write_text(block.code)
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_has_a_program() -> None:
+    """The first page shows something that runs, on its first screen."""
+    first = next(block for block in PROGRAMS if block.page == ROOT / "README.md")
+    assert first.line + first.code.count("\n") <= 50
+
+
+def test_the_suite_for_store_authors_runs(tmp_path: Path) -> None:
+    """The files shown to authors of stores are a test suite that passes: a part of the contract, and the model."""
+    assert {block.name for block in SUITE} == {"conftest.py", "test_contract.py", "test_model.py"}
+    for block in SUITE:
+        assert block.name is not None
+        (tmp_path / block.name).write_text(block.code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nanyio_mode = auto\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "TestSettle or test_model"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link within the repository names a file that exists and, after a #, a heading that is in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    """A path in backticks is there: from the root or, without a directory, somewhere in the package."""
+    for name in re.findall(r"`([\w./-]+\.(?:py|md|toml)|[\w./-]+/)`", page.read_text()):
+        if re.match(r"(src|tests|docs|bench|examples)/", name):
+            assert (ROOT / name).exists(), name
+        elif name.endswith(".py") and "/" not in name:
+            assert any((ROOT / "src").rglob(name)), name
+
+
+def test_every_page_is_in_the_index() -> None:
+    """The index of the documentation names each of its pages."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    """The page shows what is declared. If not: python -m tests.docs.settings_table."""
+    assert settings_table.written() == settings_table.table()
+
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    """Every option of a task has a row, in the order of its declaration, and no row is about anything else."""
+    section = VALUES.read_text().partition("## A task")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == NewTask.__struct_fields__
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    """The page draws every error, parents first, and no other."""
+    tree = VALUES.read_text().partition("## Errors")[2].split("```")[1]
+    drawn = re.findall(r"^[│├└─ ]*(\w+)", tree, re.MULTILINE)
+    assert [name for name in drawn if name] == [error.__name__ for error in all_errors() if "dibs" in error.__module__]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
