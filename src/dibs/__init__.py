@@ -1,1 +1,12 @@
-"""dibs: a durable task queue."""
+"""dibs: a durable task queue. A worker calls dibs on a task: until its lease runs out, nobody else gets it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from dibs.ids import id_from_text, id_to_text, new_id
+from dibs.stores import open_store
+
+__version__ = version("dibs")
+
+__all__ = ["__version__", "id_from_text", "id_to_text", "new_id", "open_store"]

@@ -62,14 +62,16 @@ def profile(examples: int, steps: int) -> settings:
     )
 
 
+@pytest.mark.timeout(300)  # a failure is made small before it is told
 def test_memory_is_as_the_model() -> None:
     """Whatever is done to it in whatever order, the store on the memory engine answers and stands as the rules say."""
-    check_memory(examples=150, steps=40)
+    check_memory(examples=400, steps=40)
 
 
+@pytest.mark.timeout(300)
 def test_lmdb_is_as_the_model(tmp_path: Path) -> None:
     """The same on LMDB, where nothing is forgotten or invented by closing and opening."""
-    check_lmdb(tmp_path, examples=40, steps=40)
+    check_lmdb(tmp_path, examples=150, steps=40)
 
 
 @pytest.mark.soak

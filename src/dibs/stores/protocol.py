@@ -16,7 +16,7 @@ import builtins
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -423,16 +423,16 @@ class Store(abc.ABC):
 def _batches(
     items: Sequence[Item], rejected: Mapping[int, Rejected], size_of: Callable[[Item], int]
 ) -> Iterable[Sequence[Item]]:
-    """Yields the items that were not rejected, in transactions of bounded count and size."""
-    if not rejected and len(items) <= BATCH_MAX and sum(map(size_of, items)) <= BATCH_MAX_BYTES:
-        if items:
-            yield items
-        return
+    """Returns the items that were not rejected, in transactions of bounded count and size."""
+    if len(items) == 1 and not rejected:
+        return (items,)
+    return _split([item for index, item in enumerate(items) if index not in rejected], size_of)
+
+
+def _split(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterable[Sequence[Item]]:
     batch: list[Item] = []
     batch_bytes = 0
-    for index, item in enumerate(items):
-        if index in rejected:
-            continue
+    for item in items:
         size = size_of(item)
         if len(batch) == BATCH_MAX or (batch and batch_bytes + size > BATCH_MAX_BYTES):
             yield batch
@@ -443,12 +443,11 @@ def _batches(
         yield batch
 
 
-def _merged(outcomes: list[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome | Rejected]:
+def _merged(outcomes: list[Any], rejected: Mapping[int, Rejected]) -> list[Any]:
     """Returns the outcomes of all items, in their order."""
-    merged: list[Outcome | Rejected] = [*outcomes]
     for index, outcome in rejected.items():
-        merged.insert(index, outcome)
-    return merged
+        outcomes.insert(index, outcome)
+    return outcomes
 
 
 def _slices(items: Sequence[Item]) -> Iterable[Sequence[Item]]:

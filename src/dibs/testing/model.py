@@ -223,6 +223,9 @@ class Model:
     def _enqueue(self, tenant: str, new: NewTask, index: int) -> Enqueued | Duplicate:
         if self.task(tenant, new.id) is not None:
             return Enqueued(new.id, already=True)
+        if (tenant, new.id) in self.tasks:
+            # Its retention is over, swept or not: it does not exist, and its id can be used again.
+            self._prune(self.tasks[(tenant, new.id)])
         if new.key is not None:
             owner = self.task(tenant, self.keys.get((tenant, new.command, new.key)))
             if owner is not None and owner.status is Status.FAILED and new.on_duplicate == "replay_dead":
@@ -230,10 +233,6 @@ class Model:
                 return Duplicate(owner.id, Status.PENDING, replayed=True)
             if owner is not None:
                 return Duplicate(owner.id, owner.status, owner.result(self.now_ms))
-        if (tenant, new.id) in self.tasks:
-            # Its retention is over, swept or not: it does not exist, and its id can be used again.
-            self._prune(self.tasks[(tenant, new.id)])
-        if new.key is not None:
             self.keys[(tenant, new.command, new.key)] = new.id
         due_ms = self.now_ms + _ms(new.delay_s) if new.run_at_ms is None else new.run_at_ms
         task = Known(
@@ -263,12 +262,12 @@ class Model:
     ) -> None:
         """Checks what a claim returned. `after` shows a task as the store has it now: that tells which of the moves
         that time makes have been made."""
-        remembered = self.claims.get((tenant, claim_id or b""), [])
-        alive = [(task_id, token) for task_id, token in remembered if self.tasks[(tenant, task_id)].token == token]
+        remembered = self.claims.get((tenant, claim_id or b""))
+        alive = [(task, token) for task, token in remembered or () if self.tasks[(tenant, task)].token == token]
         if alive:
             assert [(lease.id, lease.token) for lease in leases] == alive, "a repeated claim returns its live leases"
             return
-        if remembered and not leases:
+        if remembered is not None and not leases:
             # The store may still know the claim, whose leases are all over, or may have forgotten it.
             self._adopt(tenant, after)
             return

@@ -46,9 +46,10 @@ class ClaimCall(Struct, frozen=True, gc=False):
     claim_id: bytes | None
     randoms: bytes
 
-    def token(self, version: int, index: int) -> bytes:
-        """The token of the claim's lease number `index`."""
-        return version.to_bytes(8, "big") + self.randoms[index * RANDOM_BYTES : (index + 1) * RANDOM_BYTES]
+    def tokens(self, version: int) -> list[bytes]:
+        """The tokens of the claim's leases."""
+        head, randoms = version.to_bytes(8, "big"), self.randoms
+        return [head + randoms[start : start + RANDOM_BYTES] for start in range(0, len(randoms), RANDOM_BYTES)]
 
 
 def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
@@ -97,6 +98,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
     work, keys = queue.work, queue.keys
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
+    tokens = call.tokens(txn.version)
     queue_lease_ms = round((queue.config().lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := call.limit - len(leases)) > 0:
         ids = [key[-ID_BYTES:] for key in txn.scan_keys(keys.ready, keys.ready_end, wanted)]
@@ -108,7 +110,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
                 queue.expire_unstarted(task_id, state)
                 continue
             body = decode_body(body_data)  # type: ignore[arg-type]  # and so is one without a body
-            state.token = call.token(txn.version, len(leases))
+            state.token = tokens[len(leases)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1

@@ -36,6 +36,7 @@ from dibs.task import (
 )
 
 _COMPLETE, _RETRY, _FAIL, _COMPLETED = Kind.COMPLETE, Kind.RETRY, Kind.FAIL, EventKind.COMPLETED
+_COMPLETE_NUMBER = KIND_NUMBERS[_COMPLETE]
 _SETTLED = tuple(Settled(status) for status in STATUSES)
 
 
@@ -74,8 +75,11 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
         # A task that is not in progress has no token, so equal tokens mean that the lease is held.
         if state is not None and state.token == item.token:
             state.settled_token = item.token
-            state.settled_kind = KIND_NUMBERS[item.kind]
-            _settle_one(work.queue(item.tenant, state.command), item, state)
+            queue = work.queue(item.tenant, state.command)
+            if item.kind is _COMPLETE:
+                _complete(queue, item, state)
+            else:
+                _settle_otherwise(queue, item, state)
             outcomes.append(_SETTLED[state.status])
         elif state is not None and item.token == state.settled_token and item.kind is KINDS[state.settled_kind]:
             outcomes.append(Already(STATUSES[state.status]))
@@ -103,11 +107,10 @@ def _lost(state: State | None) -> LeaseLost:
     return LeaseLost(Cause.OTHER_TOKEN if state.status == IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 
-def _settle_one(queue: QueueWork, item: Settlement, state: State) -> None:
+def _settle_otherwise(queue: QueueWork, item: Settlement, state: State) -> None:
     kind = item.kind
-    if kind is _COMPLETE:
-        _complete(queue, item, state)
-    elif state.cancel:
+    state.settled_kind = KIND_NUMBERS[kind]
+    if state.cancel:
         _cancelled(queue, item, state)
     elif kind is _RETRY:
         _retry(queue, item, state)
@@ -118,9 +121,10 @@ def _settle_one(queue: QueueWork, item: Settlement, state: State) -> None:
 
 
 def _complete(queue: QueueWork, item: Settlement, state: State) -> None:
+    state.settled_kind = _COMPLETE_NUMBER
     if item.result is not None and state.keep:
         queue.put_result(item.id, state, StoredResult(item.result, item.codec, None))
-    else:
+    elif state.result is not None or state.result_apart:
         queue.drop_result(item.id, state)
     ttl_ms = -1 if item.result_ttl_s is None else round(item.result_ttl_s * 1000)
     queue.end(item.id, state, COMPLETED, "", ttl_ms)
