@@ -39,9 +39,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dibs import codec
+from dibs import codec, open_store
 from dibs.retry import Backoff
-from dibs.stores import open_store
 from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.protocol import Store
 from dibs.stores.wakeups import Journalled
@@ -554,7 +553,7 @@ async def conduct(size: Size, keep: bool) -> int:
 
 
 NEXT = """
-Next: run it with --keep and open the directory with dibs.stores.open_store;
+Next: run it with --keep and open the directory with dibs.open_store;
 read README.md, then docs/guarantees.md for what is promised and what is not,
 and docs/architecture.md for how it is done. The worker in this file is short."""
 

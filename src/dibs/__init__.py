@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from dibs.ids import id_from_text, id_to_text, new_id
-from dibs.stores import open_store
+from dibs.stores import open_store, restore_store
 
 __version__ = version("dibs")
 
-__all__ = ["__version__", "id_from_text", "id_to_text", "new_id", "open_store"]
+__all__ = ["__version__", "id_from_text", "id_to_text", "new_id", "open_store", "restore_store"]

@@ -258,6 +258,8 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
     if item.error is not None or item.reason is not None:
         _check_failure(item)
     if item.result_ttl_s is not None:
+        if item.kind is not _COMPLETE:
+            raise InvalidOption(f"result_ttl_s goes with kind complete, not {item.kind}")
         check_number("result_ttl_s", item.result_ttl_s, 0, TTL_MAX_S)
 
 

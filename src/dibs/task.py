@@ -269,7 +269,7 @@ class Settlement(Struct, frozen=True, kw_only=True, gc=False):
     delay_s: float = 0.0
     """With `retry`: explicit here; the policy that computed it lives above the store."""
     result_ttl_s: float | None = None
-    """With `complete` and `fail`: overrides the task's."""
+    """With `complete`: overrides the task's."""
 
 
 class Settled(Struct, frozen=True, gc=False, tag=True):
@@ -512,3 +512,13 @@ class Swept(Struct, frozen=True, gc=False):
     pruned: int = 0
     trimmed: int = 0
     more: bool = False
+
+    def __add__(self, later: Swept) -> Swept:
+        return Swept(
+            self.promoted + later.promoted,
+            self.expired + later.expired,
+            self.cancelled + later.cancelled,
+            self.pruned + later.pruned,
+            self.trimmed + later.trimmed,
+            later.more,
+        )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 from typing import TYPE_CHECKING
 
 from dibs.checks import Limits
 from dibs.clock import Clock, SystemClock
-from dibs.errors import UnknownScheme
+from dibs.errors import MissingDriver, UnknownScheme
 from dibs.settings import Settings
 
 if TYPE_CHECKING:
     from dibs.stores.ordered.engine import Engine
     from dibs.stores.ordered.store import OrderedStore
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "restore_store"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 async def open_store(url: str, *, clock: Clock | None = None, settings: Settings | None = None) -> OrderedStore:
@@ -33,9 +38,17 @@ async def open_store(url: str, *, clock: Clock | None = None, settings: Settings
         return _ordered(_memory(rest, clock), settings)
     if colon and scheme == "lmdb":
         return _ordered(_lmdb(rest, clock, settings), settings)
-    if not url or "://" in url:
-        raise UnknownScheme(f"{url!r} names no store: use a directory, lmdb:DIR or memory:")
+    if not url or _SCHEME.match(url):
+        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (./{url} if that is one) or memory:")
     return _ordered(_lmdb(url, clock, settings), settings)
+
+
+async def restore_store(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
+    """Makes a store in a new directory out of what `backup` wrote. It has an id of its own: cursors into the journal of
+    the original are told so."""
+    from dibs.stores.ordered.lmdb import restore
+
+    await asyncio.to_thread(restore, backup, directory)
 
 
 def _memory(name: str, clock: Clock) -> Engine:
@@ -45,8 +58,10 @@ def _memory(name: str, clock: Clock) -> Engine:
 
 
 def _lmdb(directory: str, clock: Clock, settings: Settings) -> Engine:
-    from dibs.stores.ordered.lmdb import LmdbEngine
-
+    try:
+        from dibs.stores.ordered.lmdb import LmdbEngine
+    except ImportError as error:
+        raise MissingDriver("the driver of the embedded store is missing: pip install lmdb") from error
     if not directory:
         raise UnknownScheme("lmdb: names no directory: use lmdb:DIR")
     return LmdbEngine.open(

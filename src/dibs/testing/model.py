@@ -540,8 +540,9 @@ class Model:
         self._free_key(task)
         del self.tasks[(task.tenant, task.id)]
         # The dead hold no leases: an old claim that names them finds none alive.
-        for claim in self.claims.values():
-            claim[:] = [(task_id, token) for task_id, token in claim if task_id != task.id]
+        for (tenant, _), claim in self.claims.items():
+            if tenant == task.tenant:
+                claim[:] = [(task_id, token) for task_id, token in claim if task_id != task.id]
 
     def _prune(self, task: Known) -> None:
         self._remove(task)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
-from dibs.clock import Clock
+from dibs.clock import Clock, SystemClock
 from dibs.errors import (
     DibsError,
     ForeignDirectory,
@@ -112,10 +112,15 @@ class LmdbEngine(Engine):
     ) -> LmdbEngine:
         """Returns this process's engine for a directory, opening or making it. Refuses what is not a dibs store."""
         directory = Path(path).absolute()
-        _check_directory(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        with _open_lock:
+        try:
+            _check_directory(directory)
+            directory.mkdir(parents=True, exist_ok=True)
             where = directory.stat()
+        except OSError as error:
+            raise StoreRefused(
+                f"{directory} cannot be used: {error.strerror}; name a directory you can write"
+            ) from error
+        with _open_lock:
             engine = _open.get((where.st_dev, where.st_ino))
             if engine is None:
                 engine = cls(
@@ -126,10 +131,21 @@ class LmdbEngine(Engine):
                     disk_reserve_bytes=disk_reserve_bytes,
                 )
                 _open[(where.st_dev, where.st_ino)] = engine
-            elif engine.durability != durability:
-                raise ModeMismatch(f"{directory} is open in this process with durability {engine.durability!r}")
+            else:
+                engine.check_same(clock, max_bytes, durability, disk_reserve_bytes)
             engine.acquire()
             return engine
+
+    def check_same(self, clock: Clock, max_bytes: int, durability: str, disk_reserve_bytes: int) -> None:
+        """A directory is opened once in a process: nobody's settings may be dropped in silence."""
+        if durability != self.durability:
+            raise ModeMismatch(f"{self.directory} is open in this process with durability {self.durability!r}")
+        same_clock = clock is self.clock or type(clock) is type(self.clock) is SystemClock
+        if not same_clock or (max_bytes, disk_reserve_bytes) != (self.max_bytes, self.disk_reserve_bytes):
+            raise StoreRefused(
+                f"{self.directory} is open in this process with another clock, max_bytes or disk_reserve_bytes: "
+                "open it with the same, or close the other first"
+            )
 
     def _start(self) -> None:
         """Opens the environment and starts the writer; again in a child process, where threads are gone."""
@@ -183,8 +199,11 @@ class LmdbEngine(Engine):
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
         if self.forked:
             self._restart_in_child()
-        with readable(self.describe()), self.environment.begin() as txn:
-            return fn(LmdbReadTxn(txn, self.clock.now_ms()))
+        try:
+            with readable(self.describe()), self.environment.begin() as txn:
+                return fn(LmdbReadTxn(txn, self.clock.now_ms()))
+        except lmdb.Error as error:
+            raise StoreUnavailable(f"{self.describe()} cannot be read: {error}") from error
 
     def tend(self) -> None:
         """Frees the reader slots of processes that died."""

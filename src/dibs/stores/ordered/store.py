@@ -23,7 +23,7 @@ from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
 from dibs.stores.ordered.settle import heartbeat, settle
-from dibs.stores.ordered.sweep import JournalLimits, anything_due, sweep
+from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
@@ -184,9 +184,14 @@ class OrderedStore(Store):
         self._check_open()
         limits, store_id = self._journal_limits, self._engine.store_id
         self._engine.tend()
-        if not self._read(lambda txn: anything_due(txn, limits)):
-            return Swept()
-        return await self._lane().transact(lambda txn: sweep(txn, budget, limits, store_id))
+        total = Swept()
+        while budget > 0 and self._read(lambda txn: anything_due(txn, limits)):
+            size = min(budget, TRANSACTION_MAX)
+            total += await self._lane().transact(lambda txn, size=size: sweep(txn, size, limits, store_id))  # type: ignore[misc]
+            if not total.more:
+                break
+            budget -= size
+        return total
 
     def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
         lane = self._lane()

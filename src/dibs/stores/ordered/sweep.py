@@ -79,11 +79,10 @@ def anything_due(txn: ReadTxn, limits: JournalLimits) -> bool:
 
 
 def sweep(txn: Txn, budget: int, limits: JournalLimits, store_id: bytes) -> Swept:
-    """One bounded transaction of sweeping. `more`: call again."""
+    """One transaction of sweeping, at most `TRANSACTION_MAX` of each. `more`: call again."""
     tally = Tally()
-    left = min(budget, TRANSACTION_MAX)
-    more = _sweep_due(txn, left, tally)
-    more = _sweep_expiries(txn, left, tally) or more
+    more = _sweep_due(txn, budget, tally)
+    more = _sweep_expiries(txn, budget, tally) or more
     more = _trim(txn, limits, store_id, tally) or more
     return tally.swept(more)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -22,7 +22,10 @@ from dibs.stores.ordered.records import Run
 
 ENTRIES_PER_READ = 64
 RECENT_S = 0.1
-_numbers = itertools.count()
+
+# The sockets of this process: it is told of its own commits without them.
+_own_names: set[str] = set()
+os.register_at_fork(after_in_child=_own_names.clear)
 
 
 class WakeLane(Lane):
@@ -41,7 +44,9 @@ class WakeLane(Lane):
             return
         self._seen = self._newest()
         self._directory.mkdir(exist_ok=True)
-        self._path = self._directory / f"{os.getpid()}-{next(_numbers)}"
+        # Nobody else ever had this name: one that a killed process left behind can be told by being refused.
+        self._path = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}"
+        _own_names.add(self._path.name)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         with _reachable(self._directory) as directory:
             self._socket.bind(f"{directory}/{self._path.name}")
@@ -79,8 +84,9 @@ class WakeLane(Lane):
         if self._socket is not None and self._path is not None:
             self._socket.close()
             self._socket = None
-            if self._path.name.startswith(f"{os.getpid()}-"):
+            if self._path.name in _own_names:
                 self._path.unlink(missing_ok=True)
+                _own_names.remove(self._path.name)
 
 
 class WakeSender:
@@ -91,7 +97,6 @@ class WakeSender:
         self._directory = directory
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._own = f"{os.getpid()}-"
         self._names: list[str] = []
         self._listed_ns = -1
 
@@ -115,7 +120,7 @@ class WakeSender:
         changed_ns = os.fstat(self._fd).st_mtime_ns
         if changed_ns != self._listed_ns or time.time_ns() - changed_ns < RECENT_S * 1e9:
             found = os.listdir(self._fd)  # noqa: PTH208 by descriptor: the directory's path may be too long for a socket
-            self._names = [name for name in found if not name.startswith(self._own)]
+            self._names = [name for name in found if name not in _own_names]
             self._listed_ns = changed_ns
         return self._names
 

@@ -154,7 +154,9 @@ class Work:
 
     def pending(self) -> bool:
         """True if something was collected and not flushed: a call that raises must not leave that to the next."""
-        return bool(self.deletes or self.bodies or self.states or self.entries or self.others or self._expiries)
+        return bool(
+            self.deletes or self.bodies or self.results or self.states or self.entries or self.others or self._expiries
+        )
 
     def finish(self) -> None:
         """Writes what the queues collected, at the end of the transaction."""
