@@ -244,8 +244,10 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
     if type(item) is not Settlement:
         raise InvalidOption(f"settle takes Settlement values, not {type(item).__name__}")
     check_tenant(item.tenant)
-    check_id(item.id)
-    check_token(item.token)
+    if type(item.id) is not bytes or len(item.id) != ID_BYTES:
+        check_id(item.id)
+    if type(item.token) is not bytes or len(item.token) != TOKEN_BYTES:
+        check_token(item.token)
     if item.kind is _COMPLETE:
         if item.result is not None:
             _check_result(item.result, item.codec, limits)

@@ -117,7 +117,7 @@ def configure(txn: Txn, tenant: str, command: str, config: QueueConfig | None) -
     queue = Work.of(txn).queue(tenant, command)
     if config is not None:
         queue.set_config(config)
-    return queue.config()
+    return queue.config
 
 
 def register(txn: Txn, tenant: str, info: WorkerInfo, ttl_ms: int) -> None:

@@ -62,7 +62,7 @@ def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
     leases: list[Lease] = []
     for command in call.commands:
         queue = work.queue(call.tenant, command)
-        if queue.config().paused:
+        if queue.config.paused:
             continue
         due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
@@ -99,12 +99,13 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
     tokens = call.tokens(txn.version)
-    queue_lease_ms = round((queue.config().lease_s or LEASE_DEFAULT_S) * 1000)
+    queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := call.limit - len(leases)) > 0:
-        ids = [key[-ID_BYTES:] for key in txn.scan_keys(keys.ready, keys.ready_end, wanted)]
+        entries = txn.scan_keys(keys.ready, keys.ready_end, wanted)
+        ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
-        for task_id, state_data, body_data in zip(ids, states, bodies, strict=True):
+        for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
             state = decode_state(state_data)  # type: ignore[arg-type]  # a ready task without a state is unreadable
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
@@ -114,7 +115,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1
-            queue.to_leased(task_id, state, work.now_ms + state.lease_ms)
+            queue.lease(entry, task_id, state)
             queue.event(_CLAIMED, task_id, state.attempts, call.worker)
             leases.append(_lease_of(call.tenant, task_id, state, body))
         if len(ids) < wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -16,10 +17,10 @@ from dibs.stores.ordered.records import (
     PENDING,
     READY,
     STATUSES,
-    Body,
     State,
     decode_state,
     encode_body,
+    encode_state,
 )
 from dibs.stores.ordered.views import result_of
 from dibs.stores.ordered.work import QueueWork, Work
@@ -30,9 +31,13 @@ from dibs.task import (
     Enqueued,
     EventKind,
     NewTask,
+    QueueConfig,
     Rejected,
     Status,
 )
+
+#: By options: what comes before and after the rank in an encoded state.
+Moulds = dict[tuple[Any, ...], tuple[bytes, bytes]]
 
 _ENQUEUED = EventKind.ENQUEUED
 LOOK_AT_NEWEST_FROM = 8
@@ -48,20 +53,22 @@ class Prepared(Struct, frozen=True, gc=False):
 
 
 def prepare(tenant: str, task: NewTask) -> Prepared:
-    """Encodes the body and digests the key, outside the writer."""
-    body = Body(
-        task.command,
-        task.payload,
-        task.codec,
-        task.key,
-        0 if task.lease_s is None else _ms(task.lease_s),
-        0 if task.timeout_s is None else _ms(task.timeout_s),
-        task.traceparent,
-        task.limit_key,
-        task.limit_cost,
+    """Encodes the body (a `Body`, without making one) and digests the key, outside the writer."""
+    body = encode_body(
+        (
+            task.command,
+            task.payload,
+            task.codec,
+            task.key,
+            0 if task.lease_s is None else _ms(task.lease_s),
+            0 if task.timeout_s is None else _ms(task.timeout_s),
+            task.traceparent,
+            task.limit_key,
+            task.limit_cost,
+        )
     )
     digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
-    return Prepared(task, encode_body(body), digest)
+    return Prepared(task, body, digest)
 
 
 def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued | Duplicate | Rejected]:
@@ -71,6 +78,7 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     # What this call has put in so far: ids, and the keys that they hold.
     ids: set[bytes] = set()
     keys: dict[tuple[str, bytes], bytes] = {}
+    moulds: Moulds = {}
     outcomes: list[Enqueued | Duplicate | Rejected] = []
     for item, known in zip(batch, _known(txn, tenant, batch), strict=True):
         task = item.task
@@ -90,7 +98,7 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
         ids.add(task_id)
         if item.digest:
             keys[(task.command, item.digest)] = task_id
-        _put(queue, task, item)
+        _put(queue, task, item, moulds)
         outcomes.append(Enqueued(task_id))
     work.flush()
     return outcomes
@@ -118,42 +126,70 @@ def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
     return True
 
 
-def _put(queue: QueueWork, task: NewTask, item: Prepared) -> None:
-    work, config = queue.work, queue.config()
-    now_ms, task_id = work.now_ms, task.id
-    priority = (config.priority or 0) if task.priority is None else task.priority
+def _put(queue: QueueWork, task: NewTask, item: Prepared, moulds: Moulds) -> None:
+    work, now_ms, task_id = queue.work, queue.work.now_ms, task.id
     due_ms = task.run_at_ms or (now_ms + _ms(task.delay_s) if task.delay_s else now_ms)
     if due_ms > now_ms:
         place, rank = DELAYED, delayed_rank(due_ms)
+        state = encode_state(_new_state(queue.config, task, item.digest, now_ms, place, rank, due_ms))
     else:
-        place, rank, due_ms = READY, work.back_rank(priority), now_ms
-    expires_ms = 0 if task.expires_s is None else now_ms + _ms(task.expires_s)
+        place, rank = READY, work.back_rank((queue.config.priority or 0) if task.priority is None else task.priority)
+        state = _ready_state(queue, task, item, rank, moulds)
+    queue.put_new(task_id, place, rank, state, item.body, len(task.payload))
+    if item.digest:
+        work.others.append((queue.keys.key + item.digest, task_id))
+    if task.expires_s is not None:
+        work.expire(now_ms + _ms(task.expires_s), EXPIRE_START, queue.tenant.name, task_id)
+    queue.event(_ENQUEUED, task_id, 0)
+
+
+def _ready_state(queue: QueueWork, task: NewTask, item: Prepared, rank: bytes, moulds: Moulds) -> bytes:
+    """Returns the encoded state of a task that is ready. Within a call, the states of tasks with the same options
+    differ only by their rank: they are cast from one mould instead of being encoded one by one."""
+    options = (
+        task.command,
+        task.priority,
+        task.max_attempts,
+        task.expires_s,
+        task.result_ttl_s,
+        task.retention_s,
+        task.keep,
+        len(task.payload),
+        item.digest,
+    )
+    mould = moulds.get(options)
+    if mould is not None:
+        return mould[0] + rank + mould[1]
+    now_ms = queue.work.now_ms
+    encoded = encode_state(_new_state(queue.config, task, item.digest, now_ms, READY, rank, now_ms))
+    head, tail = encoded.split(rank, 1)
+    moulds[options] = (head, tail)
+    return encoded
+
+
+def _new_state(
+    config: QueueConfig, task: NewTask, digest: bytes, now_ms: int, place: int, rank: bytes, due_ms: int
+) -> State:
     ttl_s = config.result_ttl_s if task.result_ttl_s is None else task.result_ttl_s
     ttl_ms = _RESULT_TTL_MS if ttl_s is None else _ms(ttl_s)
     retention_s = config.retention_s if task.retention_s is None else task.retention_s
-    state = State(
-        task.command,
-        PENDING,
-        place,
-        rank,
-        priority,
-        0,
-        task.max_attempts or config.max_attempts or MAX_ATTEMPTS_DEFAULT,
-        len(task.payload),
-        now_ms,
-        due_ms,
-        expires_ms,
-        ttl_ms,
-        ttl_ms if retention_s is None else max(ttl_ms, _ms(retention_s)),
-        task.keep,
-        item.digest,
+    return State(
+        command=task.command,
+        status=PENDING,
+        place=place,
+        rank=rank,
+        priority=(config.priority or 0) if task.priority is None else task.priority,
+        attempts=0,
+        max_attempts=task.max_attempts or config.max_attempts or MAX_ATTEMPTS_DEFAULT,
+        size=len(task.payload),
+        enqueued_ms=now_ms,
+        due_ms=due_ms,
+        expires_ms=0 if task.expires_s is None else now_ms + _ms(task.expires_s),
+        result_ttl_ms=ttl_ms,
+        retention_ms=ttl_ms if retention_s is None else max(ttl_ms, _ms(retention_s)),
+        keep=task.keep,
+        digest=digest,
     )
-    queue.put_new(task_id, state, item.body)
-    if item.digest:
-        work.others.append((queue.keys.key + item.digest, task_id))
-    if expires_ms:
-        work.expire(expires_ms, EXPIRE_START, queue.tenant.name, task_id)
-    queue.event(_ENQUEUED, task_id, 0)
 
 
 def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Duplicate | None:

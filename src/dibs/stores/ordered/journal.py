@@ -28,41 +28,24 @@ JOURNAL_END = end_of(JOURNAL)
 
 
 class JournalWriter:
-    """Collects the events of one transaction."""
+    """Collects the events of one transaction. Those that follow each other and agree in what they share become one
+    run, also across the calls of a group."""
 
-    __slots__ = ("_at_ms", "_last", "_queue", "runs")
+    __slots__ = ("_at_ms", "last", "queue", "runs")
 
     def __init__(self, at_ms: int) -> None:
         self.runs: list[Run] = []
+        self.last: Run | None = None
+        self.queue: QueueKeys | None = None
+        """The queue that `last` is about."""
         self._at_ms = at_ms
-        self._last: Run | None = None
-        self._queue: QueueKeys | None = None
 
-    def event(
-        self,
-        queue: QueueKeys,
-        kind: EventKind,
-        task_id: bytes,
-        attempt: int,
-        worker: str = "",
-        detail: Detail | None = None,
-    ) -> None:
-        """Adds an event. Those that follow each other and agree in what they share become one run, also across the
-        calls of a group."""
-        run = self._last
-        if (
-            run is None
-            or self._queue is not queue
-            or run.kind is not kind
-            or run.worker != worker
-            or run.detail != detail
-            or len(run.ids) == ENTRY_EVENTS_MAX
-        ):
-            run = Run(kind, queue.tenant.name, queue.command, self._at_ms, worker, [], [], detail)
-            self.runs.append(run)
-            self._last, self._queue = run, queue
-        run.ids.append(task_id)
-        run.attempts.append(attempt)
+    def begin(self, queue: QueueKeys, kind: EventKind, worker: str, detail: Detail | None) -> Run:
+        """Starts a run."""
+        run = Run(kind, queue.tenant.name, queue.command, self._at_ms, worker, [], [], detail)
+        self.runs.append(run)
+        self.last, self.queue = run, queue
+        return run
 
     def entries(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """Yields the keys and values to store, each with at most 1,000 events."""

@@ -58,6 +58,7 @@ READERS_MAX = 1_022
 GROUP_MAX_S = 0.004
 FORK_WAIT_S = 5.0
 SCAN_STEP = 16
+WALK_FROM = 16
 OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 DISK_LOOK_S = 0.5
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -372,11 +373,30 @@ class LmdbReadTxn:
         self.get: Callable[[bytes], bytes | None] = txn.get  # type: ignore[assignment]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if len(keys) >= WALK_FROM:
+            values = self._walk(keys)
+            if values is not None:
+                return values
         found = self._cursor.getmulti(keys)
         if len(found) == len(keys):
             return [value for _, value in found]
         known = dict(found)
         return [known.get(key) for key in keys]
+
+    def _walk(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """Returns the values of keys that follow each other without a gap, as those of a batch mostly do, by stepping
+        from one to the next instead of searching each from the root; None if they do not."""
+        if not self._cursor.set_key(keys[0]):
+            return None
+        walk = self._cursor.iternext()
+        values: list[bytes | None] = []
+        while len(values) < len(keys):
+            step = list(islice(walk, max(WALK_FROM, len(values))))
+            wanted = keys[len(values) : len(values) + len(step)]
+            if not step or [key for key, _ in step[: len(wanted)]] != wanted:
+                return None
+            values += [value for _, value in step[: len(wanted)]]
+        return values
 
     def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
         if reverse:
@@ -443,9 +463,11 @@ class LmdbTxn(LmdbReadTxn):
 
     def delete_many(self, keys: Iterable[bytes]) -> None:
         self.dirty = True
-        delete = self._txn.delete
+        at, find, delete = self._cursor.key, self._cursor.set_key, self._cursor.delete
         for key in keys:
-            delete(key)
+            # A delete leaves the cursor on the key that follows: often the next to go.
+            if at() == key or find(key):
+                delete()
 
     def add(self, key: bytes, delta: int) -> None:
         self.counts[key] = self.counts.get(key, 0) + delta

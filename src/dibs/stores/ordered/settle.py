@@ -58,7 +58,7 @@ def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost
         if beat.progress is not None:
             state.progress = beat.progress
         extend_ms = state.lease_ms if beat.extend_s is None else round(beat.extend_s * 1000)
-        work.queue(beat.tenant, state.command).to_leased(beat.id, state, txn.now_ms + extend_ms)
+        work.queue(beat.tenant, state.command).extend(beat.id, state, txn.now_ms + extend_ms)
         outcomes.append(Extended(state.lease_end_ms, state.cancel))
     work.flush()
     return outcomes

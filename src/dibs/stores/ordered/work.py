@@ -8,9 +8,8 @@ for all the calls that share the transaction.
 
 from __future__ import annotations
 
-from functools import partial
-
 from dibs.stores.ordered.engine import ReadTxn, Txn
+from dibs.stores.ordered.journal import ENTRY_EVENTS_MAX
 from dibs.stores.ordered.keys import (
     BYTES,
     EXPIRE_RESULT,
@@ -183,13 +182,15 @@ class QueueWork:
 
     __slots__ = (
         "_body_prefix",
-        "_config",
         "_counts",
         "_due_ms",
+        "_journal",
+        "_lease_end_ms",
+        "_lease_rank",
         "_prefixes",
         "_ready",
         "_state_prefix",
-        "event",
+        "config",
         "keys",
         "tenant",
         "work",
@@ -199,30 +200,32 @@ class QueueWork:
         self.work = work
         self.keys = keys
         self.tenant = keys.tenant
-        self.event = partial(work.txn.journal.event, keys)
-        """Journals one transition: kind, id, attempt, worker, detail."""
+        self._journal = work.txn.journal
         self._prefixes = keys.of_place
         self._body_prefix = keys.tenant.body
         self._state_prefix = keys.tenant.state
         self._counts = [0] * len(keys.counters)
-        self._config: QueueConfig | None = None
+        stored = work.txn.get(keys.config)
+        self.config = _NO_CONFIG if stored is None else decode_config(stored)
         self._due_ms: int | None = None
+        self._lease_end_ms = 0
+        self._lease_rank = b""
         self._ready: bool | None = None
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
-    def put_new(self, task_id: bytes, state: State, body: bytes) -> None:
-        """Puts a new task in, at the place that its state names."""
-        work, place = self.work, state.place
+    def put_new(self, task_id: bytes, place: int, rank: bytes, state: bytes, body: bytes, size: int) -> None:
+        """Puts a new task in, at the place that its encoded state names."""
+        work, counts = self.work, self._counts
         work.bodies.append((self._body_prefix + task_id, body))
-        work.entries.append((self._prefixes[place] + state.rank + task_id, b""))
-        work.states.append((self._state_prefix + task_id, encode_state(state)))
-        self._counts[place] += 1
-        self._counts[BYTES] += state.size
+        work.entries.append((self._prefixes[place] + rank + task_id, b""))
+        work.states.append((self._state_prefix + task_id, state))
+        counts[place] += 1
+        counts[BYTES] += size
         if place == READY:
             self._ready = True
         else:
-            self._due(state.due_ms)
+            self._due(from8(rank[:8]))
 
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
@@ -251,15 +254,35 @@ class QueueWork:
         state.token = b""
         state.lease_end_ms = 0
 
-    def to_leased(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
-        """Moves a task under a lease, or an extended one. From ready, it remembers where it stood."""
-        if state.place == READY:
-            state.home = state.rank
-            state.progress = None
+    def lease(self, entry: bytes, task_id: bytes, state: State) -> None:
+        """Moves a ready task, whose entry is given, under a lease; it remembers where it stood."""
+        lease_end_ms = self.work.now_ms + state.lease_ms
+        state.home = state.rank
+        state.progress = None
         state.status = IN_PROGRESS
+        self._to_leased(entry, READY, task_id, state, lease_end_ms)
+
+    def extend(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
+        """Moves the end of a lease."""
+        self._to_leased(self.keys.leased + state.rank + task_id, LEASED, task_id, state, lease_end_ms)
+
+    def _to_leased(self, entry: bytes, place: int, task_id: bytes, state: State, lease_end_ms: int) -> None:
+        work, counts = self.work, self._counts
+        if lease_end_ms != self._lease_end_ms:
+            # The leases of one call mostly end together.
+            self._lease_end_ms = lease_end_ms
+            self._lease_rank = ms8(lease_end_ms)
+            if self._due_ms is None or lease_end_ms < self._due_ms:
+                self._due_ms = lease_end_ms
+        rank = self._lease_rank
         state.lease_end_ms = lease_end_ms
-        self._due(lease_end_ms)
-        self._move(task_id, state, LEASED, lease_end_ms.to_bytes(8, "big"))
+        state.place = LEASED
+        state.rank = rank
+        counts[place] -= 1
+        counts[LEASED] += 1
+        work.deletes.append(entry)
+        work.entries.append((self.keys.leased + rank + task_id, b""))
+        work.states.append((self._state_prefix + task_id, encode_state(state)))
 
     def end(self, task_id: bytes, state: State, status: int, reason: str = "", ttl_ms: int = -1) -> None:
         """Ends a task and says how long it is kept from now; `ttl_ms` overrides the task's own."""
@@ -280,7 +303,9 @@ class QueueWork:
             self.free_key(task_id, state)
         elif not state.keep:
             self._forget_body(task_id, state)
-        self.expire_later(task_id, state)
+        self.work.expire(state.kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
+        if state.result_until_ms < state.kept_until_ms:
+            self._expire_result(task_id, state)
         self._move(task_id, state, place, rank, value)
 
     def expire_unstarted(self, task_id: bytes, state: State) -> None:
@@ -377,19 +402,33 @@ class QueueWork:
     def expire_later(self, task_id: bytes, state: State) -> None:
         """Notes when the task, and its result if that is earlier, may go."""
         self.work.expire(state.kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
+        self._expire_result(task_id, state)
+
+    def _expire_result(self, task_id: bytes, state: State) -> None:
         if 0 < state.result_until_ms < state.kept_until_ms:
             self.work.expire(state.result_until_ms, EXPIRE_RESULT, self.tenant.name, task_id)
 
-    def config(self) -> QueueConfig:
-        """The queue's configuration."""
-        if self._config is None:
-            stored = self.work.txn.get(self.keys.config)
-            self._config = _NO_CONFIG if stored is None else decode_config(stored)
-        return self._config
+    def event(
+        self, kind: EventKind, task_id: bytes, attempt: int, worker: str = "", detail: Detail | None = None
+    ) -> None:
+        """Journals one transition."""
+        journal = self._journal
+        run = journal.last
+        if (
+            run is None
+            or journal.queue is not self.keys
+            or run.kind is not kind
+            or run.worker != worker
+            or run.detail != detail
+            or len(run.ids) == ENTRY_EVENTS_MAX
+        ):
+            run = journal.begin(self.keys, kind, worker, detail)
+        run.ids.append(task_id)
+        run.attempts.append(attempt)
 
     def set_config(self, config: QueueConfig) -> None:
         """Replaces the configuration; the defaults take no room."""
-        self._config = config
+        self.config = config
         if config == _NO_CONFIG:
             self.work.txn.delete(self.keys.config)
         else:
@@ -401,7 +440,7 @@ class QueueWork:
 
     def set_due(self, at_ms: int | None) -> None:
         """Says when the queue next has something due; None: never."""
-        self._due_ms = None
+        self._due_ms, self._lease_end_ms = None, 0
         set_due(self.work.txn, self.keys, self.work.txn.get(self.keys.due), at_ms)
 
     def finish(self) -> None:
@@ -427,7 +466,7 @@ class QueueWork:
             self._due_ms = at_ms
 
     def _dead_retention_ms(self, state: State) -> int:
-        configured_s = self.config().dead_retention_s
+        configured_s = self.config.dead_retention_s
         return max(_DEAD_RETENTION_MS, state.retention_ms) if configured_s is None else round(configured_s * 1000)
 
     def _forget_body(self, task_id: bytes, state: State) -> None:
