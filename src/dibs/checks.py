@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from dibs.codec import check_codec_name
 from dibs.errors import InvalidName, InvalidOption, PayloadTooLarge
@@ -24,6 +24,7 @@ from dibs.task import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     ByKey,
+    ErrorInfo,
     Heartbeat,
     Kind,
     NewTask,
@@ -174,11 +175,14 @@ def _check_task_options(task: NewTask) -> None:
         check_number("timeout_s", task.timeout_s, 0.001, TIMEOUT_MAX_S)
     if task.expires_s is not None:
         check_number("expires_s", task.expires_s, 0.001, DELAY_HORIZON_S)
-    if task.traceparent is not None and (len(task.traceparent) > TEXT_MAX_CHARS or not task.traceparent.isprintable()):
-        raise InvalidOption(f"traceparent is not printable text of at most {TEXT_MAX_CHARS} characters")
+    if task.traceparent is not None:
+        _check_text("traceparent", task.traceparent)
     if task.limit_key is not None:
         check_key(task.limit_key)
+    if task.limit_cost != 1 or type(task.limit_cost) is not int:
         check_whole("limit_cost", task.limit_cost, 1, LIMIT_COST_MAX)
+    if type(task.keep) is not bool:
+        raise InvalidOption(f"keep is {_short(task.keep)}: use True or False")
     _check_defaults(task)
 
 
@@ -198,8 +202,7 @@ def _check_defaults(options: NewTask | QueueConfig) -> None:
 
 def check_queue_config(config: QueueConfig) -> None:
     """A queue's configuration obeys the ranges of the options it is the default for."""
-    if type(config) is not QueueConfig or type(config.paused) is not bool:
-        raise InvalidOption(f"configure takes a QueueConfig, not {_short(config)}")
+    _check_typed(config, QueueConfig)
     _check_defaults(config)
     if config.dead_retention_s is not None:
         check_number("dead_retention_s", config.dead_retention_s, 0, TTL_MAX_S)
@@ -235,8 +238,7 @@ def check_heartbeat(beat: Heartbeat) -> None:
         check_number("progress.done", beat.progress.done, 0, 1e15)
         if beat.progress.total is not None:
             check_number("progress.total", beat.progress.total, 0, 1e15)
-        if len(beat.progress.note) > TEXT_MAX_CHARS:
-            raise InvalidOption(f"progress.note is over {TEXT_MAX_CHARS} characters: shorten it")
+        _check_text("progress.note", beat.progress.note)
 
 
 def check_settlement(item: Settlement, limits: Limits) -> None:
@@ -289,6 +291,7 @@ def _check_failure(item: Settlement) -> None:
     if item.reason is not None:
         check_label("reason", item.reason)
     if item.error is not None:
+        _check_typed(item.error, ErrorInfo)
         size = len(item.error.type) + len(item.error.message) + len(item.error.traceback)
         if size > ERROR_TEXT_MAX_CHARS:
             raise PayloadTooLarge(f"the error's text is {size} characters: cut it to {ERROR_TEXT_MAX_CHARS}")
@@ -296,9 +299,29 @@ def _check_failure(item: Settlement) -> None:
 
 def check_worker(info: WorkerInfo) -> None:
     """A worker's registration is small and has a name."""
+    _check_typed(info, WorkerInfo)
     check_label("worker", info.name)
     if len(info.host) > TEXT_MAX_CHARS or len(info.commands) > COMMANDS_MAX:
         raise InvalidOption(f"a worker registers a host of {TEXT_MAX_CHARS} characters and {COMMANDS_MAX} commands")
+
+
+def _check_text(name: str, text: str) -> None:
+    if not isinstance(text, str) or len(text) > TEXT_MAX_CHARS or not text.isprintable():
+        raise InvalidOption(f"{name} is {_short(text)}: use printable text of at most {TEXT_MAX_CHARS} characters")
+
+
+def _check_typed(value: Struct, kind: type[Struct]) -> None:
+    """Every field has the type it is declared with; otherwise the record could be written and never read again."""
+    if type(value) is not kind:
+        raise InvalidOption(f"{_short(value)} is not a {kind.__name__}")
+    try:
+        read_back = msgpack.decode(msgpack.encode(value), type=kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidOption(f"{_short(value)} is not a proper {kind.__name__}: {error}") from error
+    if read_back != value:
+        raise InvalidOption(
+            f"{_short(value)} is not a proper {kind.__name__}: it would read back as {_short(read_back)}"
+        )
 
 
 def _encoded(what: str, text: str) -> bytes:

@@ -28,8 +28,6 @@ from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import LEASE_DEFAULT_S, EventKind, Lease
 
-_CLAIMED = EventKind.CLAIMED
-
 PROMOTED_PER_CLAIM = 200
 RANDOM_BYTES = 8
 
@@ -105,6 +103,8 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
+        taken: list[bytes] = []
+        attempts: list[int] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
             state = decode_state(state_data)  # type: ignore[arg-type]  # a ready task without a state is unreadable
             if state.expires_ms and state.expired_unstarted(work.now_ms):
@@ -116,8 +116,10 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
             state.worker = call.worker
             state.attempts += 1
             queue.lease(entry, task_id, state)
-            queue.event(_CLAIMED, task_id, state.attempts, call.worker)
+            taken.append(task_id)
+            attempts.append(state.attempts)
             leases.append(_lease_of(call.tenant, task_id, state, body))
+        queue.events(EventKind.CLAIMED, taken, attempts, call.worker)
         if len(ids) < wanted:
             queue.emptied()
             return

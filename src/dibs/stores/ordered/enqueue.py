@@ -29,7 +29,6 @@ from dibs.task import (
     RESULT_TTL_DEFAULT_S,
     Duplicate,
     Enqueued,
-    EventKind,
     NewTask,
     QueueConfig,
     Rejected,
@@ -39,7 +38,6 @@ from dibs.task import (
 #: By options: what comes before and after the rank in an encoded state.
 Moulds = dict[tuple[Any, ...], tuple[bytes, bytes]]
 
-_ENQUEUED = EventKind.ENQUEUED
 LOOK_AT_NEWEST_FROM = 8
 _RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
 
@@ -80,13 +78,15 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     keys: dict[tuple[str, bytes], bytes] = {}
     moulds: Moulds = {}
     outcomes: list[Enqueued | Duplicate | Rejected] = []
+    queue: QueueWork | None = None
     for item, known in zip(batch, _known(txn, tenant, batch), strict=True):
         task = item.task
         task_id = task.id
         if task_id in ids or (known is not None and not _cleared(work, tenant, task_id, known)):
             outcomes.append(Enqueued(task_id, True))
             continue
-        queue = work.queue(tenant, task.command)
+        if queue is None or queue.keys.command != task.command:
+            queue = work.queue(tenant, task.command)
         if item.digest:
             duplicate = _duplicate(queue, item, keys.get((task.command, item.digest)))
             if duplicate is not None:
@@ -101,6 +101,7 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
         _put(queue, task, item, moulds)
         outcomes.append(Enqueued(task_id))
     work.flush()
+    work.journal_new()
     return outcomes
 
 
@@ -140,7 +141,6 @@ def _put(queue: QueueWork, task: NewTask, item: Prepared, moulds: Moulds) -> Non
         work.others.append((queue.keys.key + item.digest, task_id))
     if task.expires_s is not None:
         work.expire(now_ms + _ms(task.expires_s), EXPIRE_START, queue.tenant.name, task_id)
-    queue.event(_ENQUEUED, task_id, 0)
 
 
 def _ready_state(queue: QueueWork, task: NewTask, item: Prepared, rank: bytes, moulds: Moulds) -> bytes:

@@ -70,12 +70,14 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
     keys = [tenant_keys(item.tenant).state + item.id for item in items]
     states = _states(txn, keys)
     outcomes: list[Settled | Already | LeaseLost] = []
+    queue: QueueWork | None = None
     for item, key in zip(items, keys, strict=True):
         state = states.get(key)
         # A task that is not in progress has no token, so equal tokens mean that the lease is held.
         if state is not None and state.token == item.token:
             state.settled_token = item.token
-            queue = work.queue(item.tenant, state.command)
+            if queue is None or queue.keys.command != state.command or queue.tenant.name != item.tenant:
+                queue = work.queue(item.tenant, state.command)
             if item.kind is _COMPLETE:
                 _complete(queue, item, state)
             else:

@@ -73,7 +73,7 @@ class OrderedStore(Store):
 
     async def _enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]:
         batch = [prepare(tenant, task) for task in tasks]
-        return await self._lane().transact(lambda txn: enqueue(txn, tenant, batch))
+        return await self._lane().transact_items(lambda txn, items: enqueue(txn, tenant, items), batch, tenant)
 
     async def _claim(
         self,
@@ -108,10 +108,10 @@ class OrderedStore(Store):
         return None if in_ms is None else in_ms / 1000
 
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
-        return await self._lane().transact(lambda txn: heartbeat(txn, beats))
+        return await self._lane().transact_items(heartbeat, beats, heartbeat)
 
     async def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Already | LeaseLost | Rejected]:
-        return await self._lane().transact(lambda txn: settle(txn, settlements))
+        return await self._lane().transact_items(settle, settlements, settle)
 
     # ------------------------------------------------------------------------------------------------ looking, acting
 

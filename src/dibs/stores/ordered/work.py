@@ -151,6 +151,13 @@ class Work:
             self.others.append((expiry_key(at_ms, kind, tenant, serial), b"".join(names)))
         self._expiries.clear()
 
+    def journal_new(self) -> None:
+        """Journals the tasks that this call has put in."""
+        for queue in self._queues.values():
+            if queue.new:
+                queue.events(EventKind.ENQUEUED, queue.new, [0] * len(queue.new))
+                queue.new = []
+
     def pending(self) -> bool:
         """True if something was collected and not flushed: a call that raises must not leave that to the next."""
         return bool(
@@ -192,6 +199,7 @@ class QueueWork:
         "_state_prefix",
         "config",
         "keys",
+        "new",
         "tenant",
         "work",
     )
@@ -211,6 +219,8 @@ class QueueWork:
         self._lease_end_ms = 0
         self._lease_rank = b""
         self._ready: bool | None = None
+        self.new: list[bytes] = []
+        """The tasks put in by this call, not journalled yet."""
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
@@ -222,6 +232,7 @@ class QueueWork:
         work.states.append((self._state_prefix + task_id, state))
         counts[place] += 1
         counts[BYTES] += size
+        self.new.append(task_id)
         if place == READY:
             self._ready = True
         else:
@@ -425,6 +436,24 @@ class QueueWork:
             run = journal.begin(self.keys, kind, worker, detail)
         run.ids.append(task_id)
         run.attempts.append(attempt)
+
+    def events(self, kind: EventKind, ids: list[bytes], attempts: list[int], worker: str = "") -> None:
+        """Journals the same transition of several tasks."""
+        for start in range(0, len(ids), ENTRY_EVENTS_MAX):
+            run = self._journal.last
+            end = start + ENTRY_EVENTS_MAX
+            some = ids[start:end]
+            if (
+                run is None
+                or self._journal.queue is not self.keys
+                or run.kind is not kind
+                or run.worker != worker
+                or run.detail is not None
+                or len(run.ids) + len(some) > ENTRY_EVENTS_MAX
+            ):
+                run = self._journal.begin(self.keys, kind, worker, None)
+            run.ids += some
+            run.attempts += attempts[start:end]
 
     def set_config(self, config: QueueConfig) -> None:
         """Replaces the configuration; the defaults take no room."""
