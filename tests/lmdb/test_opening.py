@@ -18,7 +18,8 @@ from dibs.errors import (
 )
 from dibs.settings import Settings
 from dibs.stores import open_store
-from dibs.stores.ordered import lmdb as engine_module
+from dibs.stores.ordered import directory as directory_module
+from dibs.stores.ordered.directory import file_system
 from dibs.stores.ordered.keys import META_FORMAT, ms8
 from dibs.stores.ordered.records import FORMAT
 from dibs.stores.ordered.store import OrderedStore
@@ -117,18 +118,42 @@ async def test_a_newer_format_is_refused(directory: Path) -> None:
 
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system that the directory will be on decides, also while the directory does not exist."""
-    here = engine_module._file_system(tmp_path)
-    assert here not in engine_module.NETWORK_FILE_SYSTEMS
-    monkeypatch.setattr(engine_module, "NETWORK_FILE_SYSTEMS", frozenset({here}))
+    here = _file_system_here(tmp_path)
+    assert here not in directory_module.NETWORK_FILE_SYSTEMS
+    monkeypatch.setattr(directory_module, "NETWORK_FILE_SYSTEMS", frozenset({here}))
     with pytest.raises(NetworkFileSystem):
         await open_store(str(tmp_path / "new" / "store"))
     assert not (tmp_path / "new").exists()
 
 
-def test_the_file_system_is_that_of_the_nearest_mount() -> None:
-    """A mount below another one counts: /proc is proc and not what / is on."""
-    assert engine_module._file_system(Path("/proc/self")) == "proc"
-    assert engine_module._file_system(Path("/")) != "proc"
+def _file_system_here(directory: Path) -> str:
+    return file_system(directory.resolve(), Path("/proc/self/mountinfo").read_text())
+
+
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /proc rw,nosuid - proc proc rw
+61 22 0:52 / /srv/share rw,relatime shared:31 - nfs4 filer:/export rw,vers=4.2
+62 61 8:1 / /srv/share/local rw,relatime - xfs /dev/sdb1 rw
+63 22 0:53 / /mnt/two\040words rw - cifs //host/share rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("directory", "kind"),
+    [
+        ("/var/lib/dibs", "ext4"),
+        ("/proc/self", "proc"),
+        ("/srv/share/queue", "nfs4"),
+        ("/srv/share", "nfs4"),
+        ("/srv/shared/queue", "ext4"),
+        ("/srv/share/local/queue", "xfs"),
+        ("/mnt/two words/queue", "cifs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(directory: str, kind: str) -> None:
+    """The deepest mount point above a directory counts, names with blanks included, a longer name beside it not."""
+    assert file_system(Path(directory), MOUNTS.strip()) == kind
 
 
 FORK = """

@@ -20,13 +20,10 @@ import shutil
 import threading
 import time
 import uuid
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from operator import itemgetter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -35,20 +32,17 @@ from dibs.errors import (
     DibsError,
     ForeignDirectory,
     ModeMismatch,
-    NetworkFileSystem,
     NewerFormat,
     StoreFull,
     StoreRefused,
     StoreUnavailable,
 )
+from dibs.stores.ordered.directory import check_directory, check_file_system
 from dibs.stores.ordered.engine import Call, Engine, Group, Lane, ReadTxn, flush_txn, post, readable
-from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_DURABILITY, META_FORMAT, META_STORE_ID, from8, ms8
+from dibs.stores.ordered.lmdb_txn import LmdbReadTxn, LmdbTxn
 from dibs.stores.ordered.records import FORMAT, Run
 from dibs.stores.ordered.wake import WakeLane, WakeSender
-
-if TYPE_CHECKING:
-    from dibs.stores.ordered.work import Work
 
 T = TypeVar("T")
 
@@ -57,14 +51,7 @@ ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
 GROUP_MAX_S = 0.004
 FORK_WAIT_S = 5.0
-SCAN_STEP = 16
-WALK_FROM = 16
-OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 DISK_LOOK_S = 0.5
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs"}
-    | {"fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse", "beegfs", "gpfs", "orangefs", "davfs", "fuse.davfs2", "drvfs"}
-)
 
 # One engine per process and directory: LMDB must not be opened twice in a process.
 _open: dict[tuple[int, int], LmdbEngine] = {}
@@ -114,7 +101,7 @@ class LmdbEngine(Engine):
         """Returns this process's engine for a directory, opening or making it. Refuses what is not a dibs store."""
         directory = Path(path).absolute()
         try:
-            _check_directory(directory)
+            check_directory(directory)
             directory.mkdir(parents=True, exist_ok=True)
             where = directory.stat()
         except OSError as error:
@@ -288,7 +275,7 @@ class LmdbEngine(Engine):
                 raw = self.environment.begin(write=True)
         except lmdb.Error as error:
             return self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
-        txn = LmdbTxn(raw, self)
+        txn = LmdbTxn(raw, self.clock.now_ms(), lambda: self.full(raw))
         group = Group(calls, GROUP_MAX_S)
         try:
             with readable(self.describe()):
@@ -324,8 +311,10 @@ class LmdbEngine(Engine):
             call.error = error
         return len(calls), []
 
-    def full(self, live_pages: int) -> str | None:
+    def full(self, txn: lmdb.Transaction) -> str | None:
         """Says why no new tasks are taken: the store's own limit, or the disk's reserve."""
+        pages = txn.stat(self.environment.open_db(txn=txn))
+        live_pages = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
         if live_pages > self._live_pages_max:
             return (
                 f"{self.describe()} holds {live_pages} pages and max_bytes allows {self._live_pages_max}: "
@@ -357,127 +346,10 @@ def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -
         raise ForeignDirectory(f"{source} is not a backup: it has no data.mdb")
     if target.exists() and any(target.iterdir()):
         raise StoreRefused(f"{target} is not empty: restore into a new directory")
-    _check_file_system(target)
+    check_file_system(target)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "data.mdb", target / "data.mdb")
     _new_identity(target)
-
-
-class LmdbReadTxn:
-    """A snapshot."""
-
-    def __init__(self, txn: lmdb.Transaction, now_ms: int) -> None:
-        self.now_ms = now_ms
-        # The driver's types allow for memory views, which it only makes when asked to.
-        self._cursor: Any = txn.cursor()
-        self.get: Callable[[bytes], bytes | None] = txn.get  # type: ignore[assignment]
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        if len(keys) >= WALK_FROM:
-            values = self._walk(keys)
-            if values is not None:
-                return values
-        found = self._cursor.getmulti(keys)
-        if len(found) == len(keys):
-            return [value for _, value in found]
-        known = dict(found)
-        return [known.get(key) for key in keys]
-
-    def _walk(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
-        """Returns the values of keys that follow each other without a gap, as those of a batch mostly do, by stepping
-        from one to the next instead of searching each from the root; None if they do not."""
-        if not self._cursor.set_key(keys[0]):
-            return None
-        walk = self._cursor.iternext()
-        values: list[bytes | None] = []
-        while len(values) < len(keys):
-            step = list(islice(walk, max(WALK_FROM, len(values))))
-            wanted = keys[len(values) : len(values) + len(step)]
-            if not step or [key for key, _ in step[: len(wanted)]] != wanted:
-                return None
-            values += [value for _, value in step[: len(wanted)]]
-        return values
-
-    def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
-        if reverse:
-            return self._scan_back(start, stop, limit)
-        found: list[tuple[bytes, bytes]] = []
-        if self._cursor.set_range(start):
-            _read_on(found, self._cursor.iternext(), limit, lambda item: item[0] >= stop)
-        if found and found[-1][0] >= stop:
-            del found[bisect_left(found, stop, key=itemgetter(0)) :]
-        return found
-
-    def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-        found: list[bytes] = []
-        if self._cursor.set_range(start):
-            _read_on(found, self._cursor.iternext(True, False), limit, stop.__le__)
-        if found and found[-1] >= stop:
-            del found[bisect_left(found, stop) :]
-        return found
-
-    def _scan_back(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        if self._cursor.prev() if self._cursor.set_range(stop) else self._cursor.last():
-            found = list(islice(self._cursor.iterprev(), limit))
-        return [item for item in found if item[0] >= start]
-
-
-def _read_on(found: list[T], items: Iterator[T], limit: int, past: Callable[[T], bool]) -> None:
-    """Reads up to `limit` items in growing steps, and not much further than the first that is past the end: the driver
-    is fast at many and slow at one by one."""
-    step = SCAN_STEP
-    while len(found) < limit:
-        some = list(islice(items, min(step, limit - len(found))))
-        found += some
-        if len(some) < step or past(some[-1]):
-            return
-        step *= 4
-
-
-class LmdbTxn(LmdbReadTxn):
-    """The write transaction of one group of calls."""
-
-    def __init__(self, txn: lmdb.Transaction, engine: LmdbEngine) -> None:
-        super().__init__(txn, engine.clock.now_ms())
-        self.version = 0
-        self.work: Work | None = None
-        self.dirty = False
-        self.journal = JournalWriter(self.now_ms)
-        self.counts: dict[bytes, int] = {}
-        self._txn = txn
-        self._engine = engine
-        self._full: tuple[str | None] | None = None
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self.dirty = True
-        self._txn.put(key, value)
-
-    def delete(self, key: bytes) -> None:
-        self.dirty = True
-        self._txn.delete(key)
-
-    def put_many(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self.dirty = True
-        self._cursor.putmulti(items)
-
-    def delete_many(self, keys: Iterable[bytes]) -> None:
-        self.dirty = True
-        at, find, delete = self._cursor.key, self._cursor.set_key, self._cursor.delete
-        for key in keys:
-            # A delete leaves the cursor on the key that follows: often the next to go.
-            if at() == key or find(key):
-                delete()
-
-    def add(self, key: bytes, delta: int) -> None:
-        self.counts[key] = self.counts.get(key, 0) + delta
-
-    def full(self) -> str | None:
-        if self._full is None:
-            pages = self._txn.stat(self._engine.environment.open_db(txn=self._txn))
-            live = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
-            self._full = (self._engine.full(live),)
-        return self._full[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- opening
@@ -523,39 +395,6 @@ def _check_meta(environment: lmdb.Environment, directory: Path, durability: str)
         raise ModeMismatch(f"{directory} was made with durability {made_with!r}: open it with that")
     assert store_id is not None
     return bytes(store_id)
-
-
-def _check_directory(directory: Path) -> None:
-    if directory.exists():
-        if not directory.is_dir():
-            raise ForeignDirectory(f"{directory} is a file: name a directory")
-        # Another process may be making the store at this moment, and then its files come one by one.
-        names = {path.name for path in directory.iterdir()}
-        if "data.mdb" not in names and not names <= OWN_NAMES:
-            raise ForeignDirectory(f"{directory} is not empty and not a dibs store: name a new or empty directory")
-    _check_file_system(directory)
-
-
-def _check_file_system(directory: Path) -> None:
-    kind = _file_system(directory)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise NetworkFileSystem(f"{directory} is on {kind}: locks and memory maps do not hold there; use a local disk")
-
-
-def _file_system(directory: Path) -> str:
-    """Returns the kind of file system that `directory` is, or will be, on; empty where that cannot be told."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    resolved = directory.resolve()
-    best, kind = "", ""
-    for line in mounts:
-        fields = line.split()
-        point = fields[4].encode().decode("unicode_escape")
-        if len(point) >= len(best) and (resolved == Path(point) or Path(point) in resolved.parents):
-            best, kind = point, fields[fields.index("-") + 1]
-    return kind
 
 
 def _new_identity(directory: Path) -> None:

@@ -227,9 +227,9 @@ def _expire_tasks(work: Work, kind: bytes, at_ms: int, tenant: str, ids: list[by
 
 def _trim(txn: Txn, limits: JournalLimits, store_id: bytes, tally: Tally) -> bool:
     """Trims what is too old, as far as named readers allow, and what is over the size cap whoever reads."""
-    entries = _trimmable(txn, limits, TRIM_ENTRIES_MAX)
-    if not entries:
+    if not _trimmable(txn, limits, 1):
         return False
+    entries = _trimmable(txn, limits, TRIM_ENTRIES_MAX)
     key, value = entries[-1]
     last = sum(len(run.ids) for run in decode_runs(value)) - 1
     txn.delete_many([key for key, _ in entries])
