@@ -136,7 +136,7 @@ class Engine(abc.ABC):
         loop = asyncio.get_running_loop()
         lane = self._lanes.get(loop)
         if lane is None:
-            for closed in [other for other in self._lanes if other.is_closed()]:
+            for closed in [other for other in list(self._lanes) if other.is_closed()]:
                 self._lanes.pop(closed).disown()
             lane = self._lanes[loop] = self._new_lane(loop)
         return lane
@@ -153,7 +153,7 @@ class Engine(abc.ABC):
         self._users -= 1
         if self._users == 0:
             for lane in self._lanes.values():
-                lane.close()
+                lane.close_in_its_loop()
             self._lanes.clear()
             self._close()
 
@@ -257,6 +257,17 @@ class Lane:
     def flush(self) -> None:
         """Hands over what is pending without waiting for the end of the loop's iteration."""
         self._hand_over()
+
+    def close_in_its_loop(self) -> None:
+        """Closes the lane from any thread; what belongs to a loop is touched by that loop only."""
+        try:
+            if asyncio.get_running_loop() is self.loop:
+                self.close()
+            else:
+                self.loop.call_soon_threadsafe(self.close)
+        except RuntimeError:
+            # No loop runs here, or the lane's own is closed: nobody waits in it.
+            self.disown()
 
     def close(self) -> None:
         """Lets go of the loop; who waits in it looks once more and finds the store closed."""

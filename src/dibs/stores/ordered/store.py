@@ -101,7 +101,9 @@ class OrderedStore(Store):
             releases = [
                 Settlement(tenant=lease.tenant, id=lease.id, token=lease.token, kind=Kind.RELEASE) for lease in leases
             ]
-            self._lane().transact(lambda txn: settle(txn, releases))
+            released = self._lane().transact(lambda txn: settle(txn, releases))
+            # Nobody waits for it: should it fail, the leases run out by themselves.
+            released.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))

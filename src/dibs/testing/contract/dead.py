@@ -9,7 +9,7 @@ import pytest
 from dibs.clock import ManualClock
 from dibs.ids import new_id
 from dibs.stores.protocol import Store
-from dibs.task import EventKind, Filter, Kind, Place, Status
+from dibs.task import RELEASES_FREE, EventKind, Filter, Kind, Place, Status
 from dibs.testing.contract.steps import (
     BOOM,
     COMMAND,
@@ -28,6 +28,7 @@ from dibs.testing.contract.steps import (
     put_completed,
     put_dead,
     put_many,
+    release,
     settle,
     take,
     take_many,
@@ -77,6 +78,17 @@ class TestDeadLetters:
         assert await nothing_ready(store)
         assert (await look(store, task_id)).reason == "MAX_ATTEMPTS"
         assert [task.id for task in await list_all(store, DEAD)] == [task_id]
+
+    async def test_replayed_with_no_releases_used(self, store: Store) -> None:
+        """A replayed task can be given back as often as a new one before that counts."""
+        task_id = await put(store, max_attempts=1)
+        for _ in range(RELEASES_FREE):
+            await release(store, await take(store))
+        await fail(store, await take(store))
+        await store.replay(TENANT, [task_id])
+        for _ in range(RELEASES_FREE):
+            await release(store, await take(store))
+        assert (await look(store, task_id)).attempts == 0
 
     async def test_a_repeated_replay_is_harmless(self, store: Store) -> None:
         """Only a dead letter is replayed: not one that waits again, runs again, or has completed since."""
