@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from dibs import checks
 from dibs.checks import Limits
@@ -102,9 +101,8 @@ class Store(abc.ABC):
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Enqueued | Duplicate | Rejected] = []
         for batch in _batches(tasks, rejected, lambda task: len(task.payload)):
-            outcomes += await self._enqueue(
-                tenant, [task if task.id else self._with_id(tenant, task) for task in batch]
-            )
+            ids = [task.id or new_id(tenant, task.command, task.key) for task in batch]
+            outcomes += await self._enqueue(tenant, batch, ids)
         return _merged(outcomes, rejected)
 
     async def claim(
@@ -318,7 +316,10 @@ class Store(abc.ABC):
     # ---------------------------------------------------------------------------------------- what a store implements
 
     @abc.abstractmethod
-    async def _enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]: ...
+    async def _enqueue(
+        self, tenant: str, tasks: Sequence[NewTask], ids: Sequence[bytes]
+    ) -> Sequence[Enqueued | Duplicate | Rejected]:
+        """`ids` are the tasks' own, or minted for those that came without."""
 
     @abc.abstractmethod
     async def _claim(
@@ -405,9 +406,6 @@ class Store(abc.ABC):
         `StoreClosed`."""
 
     # -------------------------------------------------------------------------------------------------------- helpers
-
-    def _with_id(self, tenant: str, task: NewTask) -> NewTask:
-        return replace(task, id=new_id(tenant, task.command, task.key))
 
     def _check_which(self, tenant: str, which: Sequence[bytes] | Filter, limit: int) -> None:
         checks.check_tenant(tenant)

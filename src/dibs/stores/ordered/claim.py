@@ -139,7 +139,7 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
         state.attempts,
         state.max_attempts,
         state.lease_ms / 1000,
-        state.lease_end_ms,
+        state.lease_end_ms(),
         state.enqueued_ms,
         body.timeout_ms / 1000 if body.timeout_ms else None,
         body.key,

@@ -46,11 +46,12 @@ class Prepared(Struct, frozen=True, gc=False):
     """A task with everything that can be computed before the transaction."""
 
     task: NewTask
+    id: bytes
     body: bytes
     digest: bytes
 
 
-def prepare(tenant: str, task: NewTask) -> Prepared:
+def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
     """Encodes the body (a `Body`, without making one) and digests the key, outside the writer."""
     body = encode_body(
         (
@@ -66,7 +67,7 @@ def prepare(tenant: str, task: NewTask) -> Prepared:
         )
     )
     digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
-    return Prepared(task, body, digest)
+    return Prepared(task, task_id, body, digest)
 
 
 def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued | Duplicate | Rejected]:
@@ -80,8 +81,7 @@ def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued |
     outcomes: list[Enqueued | Duplicate | Rejected] = []
     queue: QueueWork | None = None
     for item, known in zip(batch, _known(txn, tenant, batch), strict=True):
-        task = item.task
-        task_id = task.id
+        task, task_id = item.task, item.id
         if task_id in ids or (known is not None and not _cleared(work, tenant, task_id, known)):
             outcomes.append(Enqueued(task_id, True))
             continue
@@ -109,7 +109,7 @@ def _known(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[bytes | Non
     """Returns the states of those ids that exist. Ids grow with time: one look at the newest tells that all of a fresh
     batch are new."""
     prefix = tenant_keys(tenant).state
-    wanted = [prefix + item.task.id for item in batch]
+    wanted = [prefix + item.id for item in batch]
     if len(wanted) >= LOOK_AT_NEWEST_FROM:
         newest = txn.scan(prefix, end_of(prefix), 1, reverse=True)
         if not newest or newest[0][0] < min(wanted):
@@ -128,7 +128,7 @@ def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
 
 
 def _put(queue: QueueWork, task: NewTask, item: Prepared, moulds: Moulds) -> None:
-    work, now_ms, task_id = queue.work, queue.work.now_ms, task.id
+    work, now_ms, task_id = queue.work, queue.work.now_ms, item.id
     due_ms = task.run_at_ms or (now_ms + _ms(task.delay_s) if task.delay_s else now_ms)
     if due_ms > now_ms:
         place, rank = DELAYED, delayed_rank(due_ms)

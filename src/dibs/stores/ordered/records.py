@@ -19,9 +19,8 @@ STATUSES = tuple(Status)
 PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED = range(len(STATUSES))
 PLACES = tuple(Place)
 READY, DELAYED, LEASED, DEAD, NOWHERE = range(len(PLACES))
-KINDS = tuple(Kind)
-KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
-NOT_SETTLED = -1
+#: What a state remembers of the last settlement: its token and one of these.
+KIND_MARKS = {Kind.COMPLETE: b"c", Kind.RETRY: b"r", Kind.FAIL: b"f", Kind.RELEASE: b"b"}
 
 RESULT_INLINE_MAX_BYTES = 512
 
@@ -76,11 +75,10 @@ class State(Struct, array_like=True, gc=False):
     """The rank it was claimed from: where a release puts it back."""
     releases: int = 0
     token: bytes = b""
-    settled_token: bytes = b""
-    settled_kind: int = NOT_SETTLED
+    settled: bytes = b""
+    """Token and kind of the last settlement: its repeat is recognised, also after later claims."""
     worker: str = ""
     lease_ms: int = 0
-    lease_end_ms: int = 0
     cancel: bool = False
     ended_ms: int = 0
     result_until_ms: int = 0
@@ -95,6 +93,10 @@ class State(Struct, array_like=True, gc=False):
     def expired_unstarted(self, now_ms: int) -> bool:
         """True if the start deadline has passed. A released task counts as not started: its attempt was returned."""
         return 0 < self.expires_ms <= now_ms and self.attempts == 0 and self.status == PENDING
+
+    def lease_end_ms(self) -> int:
+        """When the lease of a leased task runs out: the rank says it."""
+        return int.from_bytes(self.rank, "big")
 
     def ended(self) -> bool:
         """True once nothing but a replay can move the task."""

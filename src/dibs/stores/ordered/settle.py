@@ -12,8 +12,7 @@ from dibs.stores.ordered.records import (
     COMPLETED,
     FAILED,
     IN_PROGRESS,
-    KIND_NUMBERS,
-    KINDS,
+    KIND_MARKS,
     STATUSES,
     Detail,
     State,
@@ -36,7 +35,7 @@ from dibs.task import (
 )
 
 _COMPLETE, _RETRY, _FAIL, _COMPLETED = Kind.COMPLETE, Kind.RETRY, Kind.FAIL, EventKind.COMPLETED
-_COMPLETE_NUMBER = KIND_NUMBERS[_COMPLETE]
+_COMPLETE_MARK = KIND_MARKS[_COMPLETE]
 _SETTLED = tuple(Settled(status) for status in STATUSES)
 
 
@@ -59,7 +58,7 @@ def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost
             state.progress = beat.progress
         extend_ms = state.lease_ms if beat.extend_s is None else round(beat.extend_s * 1000)
         work.queue(beat.tenant, state.command).extend(beat.id, state, txn.now_ms + extend_ms)
-        outcomes.append(Extended(state.lease_end_ms, state.cancel))
+        outcomes.append(Extended(state.lease_end_ms(), state.cancel))
     work.flush()
     return outcomes
 
@@ -75,7 +74,6 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
         state = states.get(key)
         # A task that is not in progress has no token, so equal tokens mean that the lease is held.
         if state is not None and state.token == item.token:
-            state.settled_token = item.token
             if queue is None or queue.keys.command != state.command or queue.tenant.name != item.tenant:
                 queue = work.queue(item.tenant, state.command)
             if item.kind is _COMPLETE:
@@ -83,7 +81,7 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
             else:
                 _settle_otherwise(queue, item, state)
             outcomes.append(_SETTLED[state.status])
-        elif state is not None and item.token == state.settled_token and item.kind is KINDS[state.settled_kind]:
+        elif state is not None and state.settled == item.token + KIND_MARKS[item.kind]:
             outcomes.append(Already(STATUSES[state.status]))
         else:
             outcomes.append(_lost(state))
@@ -111,7 +109,7 @@ def _lost(state: State | None) -> LeaseLost:
 
 def _settle_otherwise(queue: QueueWork, item: Settlement, state: State) -> None:
     kind = item.kind
-    state.settled_kind = KIND_NUMBERS[kind]
+    state.settled = item.token + KIND_MARKS[kind]
     if state.cancel:
         _cancelled(queue, item, state)
     elif kind is _RETRY:
@@ -123,7 +121,7 @@ def _settle_otherwise(queue: QueueWork, item: Settlement, state: State) -> None:
 
 
 def _complete(queue: QueueWork, item: Settlement, state: State) -> None:
-    state.settled_kind = _COMPLETE_NUMBER
+    state.settled = item.token + _COMPLETE_MARK
     if item.result is not None and state.keep:
         queue.put_result(item.id, state, StoredResult(item.result, item.codec, None))
     elif state.result is not None or state.result_apart:

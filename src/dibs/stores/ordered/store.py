@@ -71,8 +71,10 @@ class OrderedStore(Store):
 
     # ------------------------------------------------------------------------------------------------- life of a task
 
-    async def _enqueue(self, tenant: str, tasks: Sequence[NewTask]) -> Sequence[Enqueued | Duplicate | Rejected]:
-        batch = [prepare(tenant, task) for task in tasks]
+    async def _enqueue(
+        self, tenant: str, tasks: Sequence[NewTask], ids: Sequence[bytes]
+    ) -> Sequence[Enqueued | Duplicate | Rejected]:
+        batch = [prepare(tenant, task, task_id) for task, task_id in zip(tasks, ids, strict=True)]
         return await self._lane().transact_items(lambda txn, items: enqueue(txn, tenant, items), batch, tenant)
 
     async def _claim(

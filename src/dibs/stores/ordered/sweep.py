@@ -191,7 +191,7 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
         return
     states = work.txn.get_many([keys.state + task_id for task_id, _ in claim.leases])
     held = [
-        state.lease_end_ms
+        state.lease_end_ms()
         for (_, token), data in zip(claim.leases, states, strict=True)
         if data is not None and (state := decode_state(data)).token == token
     ]

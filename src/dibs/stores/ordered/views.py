@@ -111,7 +111,7 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
         due_ms=state.due_ms,
         key=body.key,
         worker=state.worker or None,
-        lease_end_ms=state.lease_end_ms if state.status == IN_PROGRESS else None,
+        lease_end_ms=state.lease_end_ms() if state.status == IN_PROGRESS else None,
         cancel_requested=state.cancel,
         expires_ms=state.expires_ms or None,
         ended_ms=state.ended_ms or None,

@@ -263,7 +263,6 @@ class QueueWork:
     def _pend(self, state: State) -> None:
         state.status = PENDING
         state.token = b""
-        state.lease_end_ms = 0
 
     def lease(self, entry: bytes, task_id: bytes, state: State) -> None:
         """Moves a ready task, whose entry is given, under a lease; it remembers where it stood."""
@@ -286,7 +285,6 @@ class QueueWork:
             if self._due_ms is None or lease_end_ms < self._due_ms:
                 self._due_ms = lease_end_ms
         rank = self._lease_rank
-        state.lease_end_ms = lease_end_ms
         state.place = LEASED
         state.rank = rank
         counts[place] -= 1
