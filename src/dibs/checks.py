@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 from msgspec import Struct, msgpack
@@ -25,11 +26,15 @@ from dibs.task import (
     PRIORITY_MIN,
     ByKey,
     ErrorInfo,
+    Filter,
     Heartbeat,
     Kind,
     NewTask,
+    Place,
+    Progress,
     QueueConfig,
     Settlement,
+    Status,
     TaskRef,
     WorkerInfo,
 )
@@ -54,6 +59,16 @@ _COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PLAIN_TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
+@lru_cache(maxsize=4096)
+def _is_tenant(name: str) -> bool:
+    return _TENANT.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_command(name: str) -> bool:
+    return _COMMAND.fullmatch(name) is not None
+
+
 class Limits(Struct, frozen=True):
     """How large one payload and one result may be."""
 
@@ -61,17 +76,15 @@ class Limits(Struct, frozen=True):
     result_max_bytes: int = 1 << 20
 
 
-@lru_cache(maxsize=4096)
 def check_tenant(name: str) -> None:
     """A tenant is 1 to 64 of ``a-z 0-9 . _ -``, starting with a letter or digit."""
-    if not isinstance(name, str) or not _TENANT.fullmatch(name):
+    if type(name) is not str or not _is_tenant(name):
         raise InvalidName(f"{_short(name)} is not a tenant: use 1 to 64 of a-z 0-9 . _ -, starting with a-z or 0-9")
 
 
-@lru_cache(maxsize=4096)
 def check_command(name: str) -> None:
     """A command is 1 to 128 of ``A-Z a-z 0-9 . _ -``, starting with a letter, digit or underscore."""
-    if not isinstance(name, str) or not _COMMAND.fullmatch(name):
+    if type(name) is not str or not _is_command(name):
         raise InvalidName(
             f"{_short(name)} is not a command: use 1 to 128 of A-Z a-z 0-9 . _ -, starting with a letter, digit or _"
         )
@@ -79,16 +92,17 @@ def check_command(name: str) -> None:
 
 def check_commands(commands: Sequence[str]) -> None:
     """A claim names 1 to 100 different commands."""
-    if isinstance(commands, str) or not 1 <= len(commands) <= COMMANDS_MAX or len(set(commands)) != len(commands):
-        raise InvalidOption(f"a claim takes a list of 1 to {COMMANDS_MAX} different commands, not {_short(commands)}")
+    if not isinstance(commands, list | tuple) or not 1 <= len(commands) <= COMMANDS_MAX:
+        raise InvalidOption(f"a claim takes a list of 1 to {COMMANDS_MAX} commands, not {_short(commands)}")
     for command in commands:
         check_command(command)
+    if len(commands) > 1 and len(set(commands)) != len(commands):
+        raise InvalidOption(f"a claim names each command once, and this one {_short(commands)}")
 
 
-@lru_cache(maxsize=4096)
 def check_label(what: str, name: str) -> None:
     """Worker, reader and load names are printable and at most 128 bytes."""
-    if not isinstance(name, str) or not name or not _PLAIN_TEXT.fullmatch(name):
+    if type(name) is not str or not name or not _PLAIN_TEXT.fullmatch(name):
         raise InvalidName(f"{_short(name)} is not a {what} name: use printable text without control characters")
     if len(_encoded(what, name)) > NAME_MAX_BYTES:
         raise InvalidName(f"the {what} name {_short(name)} is over {NAME_MAX_BYTES} bytes: shorten it")
@@ -235,6 +249,8 @@ def check_heartbeat(beat: Heartbeat) -> None:
     if beat.extend_s is not None:
         check_lease_s(beat.extend_s)
     if beat.progress is not None:
+        if type(beat.progress) is not Progress:
+            raise InvalidOption(f"progress is {_short(beat.progress)}: use a Progress(done, total, note)")
         check_number("progress.done", beat.progress.done, 0, 1e15)
         if beat.progress.total is not None:
             check_number("progress.total", beat.progress.total, 0, 1e15)
@@ -254,7 +270,9 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
         if item.result is not None:
             _check_result(item.result, item.codec, limits)
     elif type(item.kind) is not Kind:
-        raise InvalidOption(f"kind is {_short(item.kind)}: use one of {', '.join(Kind)}")
+        raise InvalidOption(
+            f"kind is {_short(item.kind)}: use one of {', '.join(f'Kind.{kind.name}' for kind in Kind)}"
+        )
     elif item.result is not None:
         raise InvalidOption(f"a result goes with kind complete, not {item.kind}")
     if item.delay_s != 0:
@@ -301,8 +319,26 @@ def check_worker(info: WorkerInfo) -> None:
     """A worker's registration is small and has a name."""
     _check_typed(info, WorkerInfo)
     check_label("worker", info.name)
-    if len(info.host) > TEXT_MAX_CHARS or len(info.commands) > COMMANDS_MAX:
-        raise InvalidOption(f"a worker registers a host of {TEXT_MAX_CHARS} characters and {COMMANDS_MAX} commands")
+    _check_text("host", info.host)
+    if len(info.commands) > COMMANDS_MAX:
+        raise InvalidOption(f"a worker registers at most {COMMANDS_MAX} commands, not {len(info.commands)}")
+    for command in info.commands:
+        check_command(command)
+
+
+def check_filter(which: Filter) -> None:
+    """Every field of a filter is of its type; an unknown word would match nothing in silence."""
+    _check_typed(which, Filter)
+    if type(which.status) not in (Status, NoneType):
+        raise InvalidOption(
+            f"status is {_short(which.status)}: use one of {', '.join(f'Status.{one}' for one in Status)}"
+        )
+    if type(which.place) not in (Place, NoneType):
+        raise InvalidOption(
+            f"place is {_short(which.place)}: use one of {', '.join(f'Place.{one.name}' for one in Place)}"
+        )
+    if which.command is not None:
+        check_command(which.command)
 
 
 def _check_text(name: str, text: str) -> None:
@@ -313,7 +349,7 @@ def _check_text(name: str, text: str) -> None:
 def _check_typed(value: Struct, kind: type[Struct]) -> None:
     """Every field has the type it is declared with; otherwise the record could be written and never read again."""
     if type(value) is not kind:
-        raise InvalidOption(f"{_short(value)} is not a {kind.__name__}")
+        raise InvalidOption(f"{_short(value)} is given where a {kind.__name__} belongs: make one")
     try:
         read_back = msgpack.decode(msgpack.encode(value), type=kind)
     except (TypeError, ValueError, OverflowError) as error:

@@ -21,7 +21,9 @@ __all__ = ["open_store", "restore_store"]
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-async def open_store(url: str, *, clock: Clock | None = None, settings: Settings | None = None) -> OrderedStore:
+async def open_store(
+    url: str | os.PathLike[str], *, clock: Clock | None = None, settings: Settings | None = None
+) -> OrderedStore:
     """Opens the store that `url` names; drivers are imported only when they are named.
 
     ======================  ======================================================================
@@ -33,13 +35,14 @@ async def open_store(url: str, *, clock: Clock | None = None, settings: Settings
     """
     settings = settings or Settings()
     clock = clock or SystemClock()
+    url = _text(url)
     scheme, colon, rest = url.partition(":")
     if colon and scheme == "memory":
         return _ordered(_memory(rest, clock), settings)
     if colon and scheme == "lmdb":
         return _ordered(_lmdb(rest, clock, settings), settings)
     if not url or _SCHEME.match(url):
-        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (./{url} if that is one) or memory:")
+        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front) or memory:")
     return _ordered(_lmdb(url, clock, settings), settings)
 
 
@@ -49,6 +52,13 @@ async def restore_store(backup: str | os.PathLike[str], directory: str | os.Path
     from dibs.stores.ordered.lmdb import restore
 
     await asyncio.to_thread(restore, backup, directory)
+
+
+def _text(url: str | os.PathLike[str]) -> str:
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise UnknownScheme(f"{url!r} names no store: use the text of a URL or of a path")
+    return text
 
 
 def _memory(name: str, clock: Clock) -> Engine:

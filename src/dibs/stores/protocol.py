@@ -41,12 +41,14 @@ from dibs.task import (
     LeaseLost,
     NewTask,
     Page,
+    Place,
     QueueConfig,
     Reader,
     Rejected,
     Settled,
     Settlement,
     Stats,
+    Status,
     Swept,
     Task,
     TaskRef,
@@ -94,6 +96,7 @@ class Store(abc.ABC):
         """
         checks.check_tenant(tenant)
         rejected: dict[int, Rejected] = {}
+        tasks = _listed(tasks)
         for index, task in enumerate(tasks):
             try:
                 checks.check_new_task(tenant, task, self.limits)
@@ -130,7 +133,7 @@ class Store(abc.ABC):
             checks.check_lease_s(lease_s)
         if wait_s:
             checks.check_number("wait_s", wait_s, 0, checks.WAIT_MAX_S)
-        if worker:
+        if worker != "" or type(worker) is not str:
             checks.check_label("worker", worker)
         if claim_id is not None:
             checks.check_claim_id(claim_id)
@@ -152,6 +155,7 @@ class Store(abc.ABC):
     async def heartbeat(self, beats: Sequence[Heartbeat]) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases from now on, and tells whether a cancel was asked for."""
         rejected: dict[int, Rejected] = {}
+        beats = _listed(beats)
         for index, beat in enumerate(beats):
             try:
                 checks.check_heartbeat(beat)
@@ -167,6 +171,7 @@ class Store(abc.ABC):
     ) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
         """Ends leases. At most one settlement per token is accepted; a wrong token changes nothing."""
         rejected: dict[int, Rejected] = {}
+        settlements = _listed(settlements)
         for index, item in enumerate(settlements):
             try:
                 checks.check_settlement(item, self.limits)
@@ -215,6 +220,10 @@ class Store(abc.ABC):
     ) -> Acted:
         """Puts dead letters back at the end of their queues with no attempts used; what is not dead is left alone."""
         self._check_which(tenant, which, limit)
+        if isinstance(which, Filter) and (
+            which.place not in (None, Place.DEAD) or which.status not in (None, Status.FAILED)
+        ):
+            raise InvalidOption("replay is about dead letters: leave place and status out of the filter")
         return await self._replay(tenant, which, limit, cursor)
 
     async def purge(
@@ -239,6 +248,8 @@ class Store(abc.ABC):
         """Returns tasks that match, a page at a time. Examines a bounded number of records, so a page may be short."""
         checks.check_tenant(tenant)
         checks.check_limit(limit)
+        if which is not None:
+            checks.check_filter(which)
         return await self._list(tenant, which or Filter(), cursor, limit)
 
     # --------------------------------------------------------------------------------------------- queues and workers
@@ -411,11 +422,22 @@ class Store(abc.ABC):
         checks.check_tenant(tenant)
         checks.check_limit(limit)
         if isinstance(which, Filter):
+            checks.check_filter(which)
             return
         if len(which) > BATCH_MAX:
             raise InvalidOption(f"{len(which)} ids at once: give at most {BATCH_MAX}, or a Filter")
         for task_id in which:
             checks.check_id(task_id)
+
+
+def _listed(items: Sequence[Item]) -> Sequence[Item]:
+    """Returns the items of a batch as a list, also those of a generator."""
+    if type(items) is list:
+        return items
+    try:
+        return list(items)
+    except TypeError as error:
+        raise InvalidOption(f"a batch is a list, not {type(items).__name__}: put a single item into one") from error
 
 
 def _batches(

@@ -532,7 +532,8 @@ class Model:
         if status is Status.FAILED:
             ttl_s = retention_s = max(DEAD_RETENTION_DEFAULT_S, retention_s)
         task.result_until_ms = self.now_ms + _ms(ttl_s)
-        task.kept_until_ms = self.now_ms + _ms(max(retention_s, ttl_s))
+        # What is kept for no time at all is still known for a minute, so that repeats are recognised.
+        task.kept_until_ms = self.now_ms + _ms(max(retention_s, ttl_s) or UNKEPT_STATE_S)
         if status is Status.CANCELLED:
             self._free_key(task)
 

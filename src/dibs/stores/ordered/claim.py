@@ -29,6 +29,7 @@ from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import LEASE_DEFAULT_S, EventKind, Lease
 
 PROMOTED_PER_CLAIM = 200
+EXPIRED_PER_CLAIM = 1_000
 RANDOM_BYTES = 8
 
 
@@ -50,14 +51,16 @@ class ClaimCall(Struct, frozen=True, gc=False):
         return [head + randoms[start : start + RANDOM_BYTES] for start in range(0, len(randoms), RANDOM_BYTES)]
 
 
-def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
-    """Takes up to `limit` tasks, trying the queues in the order given."""
+def claim(txn: Txn, call: ClaimCall) -> tuple[list[Lease], bool]:
+    """Takes up to `limit` tasks, trying the queues in the order given. The second answer: so many tasks were past their
+    start deadline that the rest is left to another transaction."""
     if call.claim_id is not None:
         repeated = _repeated(txn, call)
         if repeated is not None:
-            return repeated
+            return repeated, False
     work = Work.of(txn)
     leases: list[Lease] = []
+    more = False
     for command in call.commands:
         queue = work.queue(call.tenant, command)
         if queue.config.paused:
@@ -65,13 +68,13 @@ def claim(txn: Txn, call: ClaimCall) -> list[Lease]:
         due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
             settle_due(queue, PROMOTED_PER_CLAIM)
-        _take(queue, call, leases)
-        if len(leases) == call.limit:
+        more = _take(queue, call, leases)
+        if more or len(leases) == call.limit:
             break
     if call.claim_id is not None and leases:
         _remember(work, call, leases)
     work.flush()
-    return leases
+    return leases, more
 
 
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
@@ -91,8 +94,10 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
-def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
-    """Leases from the head of one queue until the claim is satisfied or the queue is empty."""
+def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> bool:
+    """Leases from the head of one queue until the claim is satisfied or the queue is empty; True if it gave up before,
+    because too many tasks were past their start deadline."""
+    expired = 0
     work, keys = queue.work, queue.keys
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
@@ -109,6 +114,7 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
             state = decode_state(state_data)  # type: ignore[arg-type]  # a ready task without a state is unreadable
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
+                expired += 1
                 continue
             body = decode_body(body_data)  # type: ignore[arg-type]  # and so is one without a body
             state.token = tokens[len(leases)]
@@ -122,9 +128,12 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> None:
         queue.events(EventKind.CLAIMED, taken, attempts, call.worker)
         if len(ids) < wanted:
             queue.emptied()
-            return
+            return False
+        if expired >= EXPIRED_PER_CLAIM:
+            return True
         if len(leases) < call.limit:
             work.flush()
+    return False
 
 
 def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:

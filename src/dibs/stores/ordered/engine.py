@@ -200,6 +200,7 @@ class Lane:
         self.loop = loop
         self.wakeups = Wakeups()
         self._pending: list[Call] = []
+        self._in_flight = 0
 
     def transact(self, fn: Callable[[Txn], T], abandoned: Callable[[T], None] | None = None) -> asyncio.Future[T]:
         """Runs `fn` in a transaction; the future is done when that is durable. `abandoned` gets the result if nobody
@@ -223,11 +224,13 @@ class Lane:
 
     def _hand_over(self) -> None:
         calls, self._pending = self._pending, []
+        self._in_flight += len(calls)
         if calls:
             self.engine.submit(self, calls)
 
     def deliver(self, calls: list[Call], runs: list[Run]) -> None:
         """Gives each call its outcome and wakes who waits for what happened. Runs in the loop."""
+        self._in_flight -= len(calls)
         for call in calls:
             if call.future.cancelled():
                 if call.abandoned is not None and call.error is None:
@@ -253,6 +256,10 @@ class Lane:
 
     def watch(self) -> None:
         """Called before somebody starts to wait: from now on other processes' commits must be heard too."""
+
+    def busy(self) -> bool:
+        """True while something was asked for and not answered."""
+        return self._in_flight > 0
 
     def flush(self) -> None:
         """Hands over what is pending without waiting for the end of the loop's iteration."""

@@ -18,7 +18,6 @@ import os
 import queue
 import shutil
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from dibs.errors import (
     ForeignDirectory,
     ModeMismatch,
     NewerFormat,
+    StoreCorrupt,
     StoreFull,
     StoreRefused,
     StoreUnavailable,
@@ -51,31 +51,35 @@ ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
 GROUP_MAX_S = 0.01
 FORK_WAIT_S = 5.0
-DISK_LOOK_S = 0.5
+#: With so many free pages in the file, new tasks do not need room on the disk.
+FREE_PAGES_MIN = 4096
 
 # One engine per process and directory: LMDB must not be opened twice in a process.
 _open: dict[tuple[int, int], LmdbEngine] = {}
 _open_lock = threading.Lock()
 
 
+# The engines whose writers were held back for the fork that is under way.
+_held: list[LmdbEngine] = []
+
+
 def _before_fork() -> None:
     """No transaction may be open in the moment of a fork: the child could never get rid of it."""
-    for engine in _open.values():
-        engine.writing.acquire(timeout=FORK_WAIT_S)
+    _held.extend(engine for engine in _open.values() if engine.writing.acquire(timeout=FORK_WAIT_S))
 
 
 def _after_fork_in_parent() -> None:
-    for engine in _open.values():
-        if engine.writing.locked():
-            engine.writing.release()
+    while _held:
+        _held.pop().writing.release()
 
 
 def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
     for engine in _open.values():
-        engine.forked = True
+        engine.disown()
     _open.clear()
+    _held.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
@@ -111,13 +115,16 @@ class LmdbEngine(Engine):
         with _open_lock:
             engine = _open.get((where.st_dev, where.st_ino))
             if engine is None:
-                engine = cls(
-                    directory,
-                    clock,
-                    max_bytes=max_bytes,
-                    durability=durability,
-                    disk_reserve_bytes=disk_reserve_bytes,
-                )
+                try:
+                    engine = cls(
+                        directory,
+                        clock,
+                        max_bytes=max_bytes,
+                        durability=durability,
+                        disk_reserve_bytes=disk_reserve_bytes,
+                    )
+                except OSError as error:
+                    raise StoreRefused(f"{directory} cannot be used: {error}; look at what is in it") from error
                 _open[(where.st_dev, where.st_ino)] = engine
             else:
                 engine.check_same(clock, max_bytes, durability, disk_reserve_bytes)
@@ -140,20 +147,30 @@ class LmdbEngine(Engine):
         self.forked = False
         """Set in a child process: what this engine has open is the parent's."""
         self.environment = _open_environment(self.directory, self.max_bytes, self.durability)
-        self.environment.reader_check()
-        self.store_id = _check_meta(self.environment, self.directory, self.durability)
+        try:
+            self.environment.reader_check()
+            _check_length(self.environment, self.directory)
+            self.store_id = _check_meta(self.environment, self.directory, self.durability)
+            self._turnstile = os.open(self.directory / "turnstile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._sender = WakeSender(self.directory / "wake")
+        except BaseException:
+            # Left open, it could not be opened again in this process.
+            self.environment.close()
+            raise
         self._broken: BaseException | None = None
         self._closing = False
-        self._disk_looked_s = -DISK_LOOK_S
-        self._disk_low = False
         self._live_pages_max = self.max_bytes // self.environment.stat()["psize"]
-        self._turnstile = os.open(self.directory / "turnstile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._sender = WakeSender(self.directory / "wake")
         self.writing = threading.Lock()
         """Held while a transaction is open."""
         self._queue: queue.SimpleQueue[tuple[Lane, list[Call]] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_for_ever, name="dibs-lmdb-writer", daemon=True)
         self._writer.start()
+
+    def disown(self) -> None:
+        """In a child process: lets go of the parent's files. A lock on one of them would outlive the parent."""
+        self.forked = True
+        os.close(self._turnstile)
+        self._sender.close()
 
     def lane(self) -> Lane:
         if self.forked:
@@ -169,8 +186,6 @@ class LmdbEngine(Engine):
             raise StoreUnavailable(
                 f"{self.describe()} was being copied or examined in the moment of the fork: open it in a new process"
             )
-        os.close(self._turnstile)
-        self._sender.close()
         for lane in self._lanes.values():
             lane.disown()
         self._lanes.clear()
@@ -191,7 +206,7 @@ class LmdbEngine(Engine):
             with readable(self.describe()), self.environment.begin() as txn:
                 return fn(LmdbReadTxn(txn, self.clock.now_ms()))
         except lmdb.Error as error:
-            raise StoreUnavailable(f"{self.describe()} cannot be read: {error}") from error
+            raise _explained(error, self) from error
 
     def tend(self) -> None:
         """Frees the reader slots of processes that died."""
@@ -221,7 +236,11 @@ class LmdbEngine(Engine):
         waiting: deque[tuple[Lane, Call]] = deque()
         while self._take(waiting):
             calls = [call for _, call in waiting]
-            done, runs = self._commit(calls)
+            try:
+                done, runs = self._commit(calls)
+            except Exception as error:  # noqa: BLE001 a writer that dies would leave everybody waiting for ever
+                self._broken = error
+                done, runs = self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
             by_lane: dict[Lane, list[Call]] = {}
             for _ in range(done):
                 lane, call = waiting.popleft()
@@ -261,6 +280,7 @@ class LmdbEngine(Engine):
             return done, runs
         # Something raised after it may have written: each call of the group gets a transaction of its own.
         runs = []
+        done = max(done, 1)
         for call in calls[:done]:
             with self.writing:
                 runs += self._transact([call], alone=True)[1] or []
@@ -269,16 +289,22 @@ class LmdbEngine(Engine):
     def _transact(self, calls: list[Call], *, alone: bool = False) -> tuple[int, list[Run] | None]:
         """Runs calls in one transaction. Without runs it was aborted, and the group is to be split."""
         if self._broken is not None:
-            return self._fail(calls, StoreUnavailable(f"{self.describe()} failed to write and must be reopened"))
+            return self._fail(
+                calls,
+                StoreUnavailable(
+                    f"{self.describe()} failed to write ({self._broken}): close every store of this process on it, "
+                    "open it again and repeat the call"
+                ),
+            )
         try:
             with self._turn():
                 raw = self.environment.begin(write=True)
         except lmdb.Error as error:
             return self._fail(calls, StoreUnavailable(f"{self.describe()} cannot be written: {error}"), error)
-        txn = LmdbTxn(raw, self.clock.now_ms(), lambda: self.full(raw))
         group = Group(calls, GROUP_MAX_S)
         try:
             with readable(self.describe()):
+                txn = LmdbTxn(raw, self.clock.now_ms(), lambda: self.full(raw))
                 group.run(txn)
                 flush_txn(txn)
         except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
@@ -320,12 +346,9 @@ class LmdbEngine(Engine):
                 f"{self.describe()} holds {live_pages} pages and max_bytes allows {self._live_pages_max}: "
                 "purge, wait for retention, or raise max_bytes"
             )
-        now_s = time.monotonic()
-        if now_s - self._disk_looked_s >= DISK_LOOK_S:
-            disk = os.statvfs(self.directory)
-            self._disk_low = disk.f_bavail * disk.f_frsize < self.disk_reserve_bytes
-            self._disk_looked_s = now_s
-        if self._disk_low:
+        disk = os.statvfs(self.directory)
+        free_pages = self.environment.info()["last_pgno"] + 1 - live_pages
+        if disk.f_bavail * disk.f_frsize < self.disk_reserve_bytes and free_pages < FREE_PAGES_MIN:
             return f"the disk of {self.directory} has less than {self.disk_reserve_bytes} bytes free: make room on it"
         return None
 
@@ -366,9 +389,22 @@ def _open_environment(directory: Path, max_bytes: int, durability: str) -> lmdb.
             max_readers=READERS_MAX,
         )
     except lmdb.InvalidError as error:
-        raise ForeignDirectory(f"{directory}/data.mdb is not an LMDB file: name another directory") from error
+        raise ForeignDirectory(
+            f"{directory}/data.mdb is not an LMDB file, or damaged: name another directory, or restore a backup"
+        ) from error
     except lmdb.Error as error:
-        raise StoreUnavailable(f"{directory} cannot be opened: {error}") from error
+        raise StoreRefused(
+            f"it cannot be opened: {error}; use a directory you can write, and a smaller max_bytes if "
+            "memory is what is missing"
+        ) from error
+
+
+def _check_length(environment: lmdb.Environment, directory: Path) -> None:
+    """A file that was cut off would end the process at the first touch of what is missing."""
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    found = (directory / "data.mdb").stat().st_size
+    if found < needed and environment.info()["last_txnid"]:
+        raise StoreCorrupt(f"{directory}/data.mdb has {found} bytes and needs {needed}: restore a backup")
 
 
 def _check_meta(environment: lmdb.Environment, directory: Path, durability: str) -> bytes:
@@ -377,21 +413,19 @@ def _check_meta(environment: lmdb.Environment, directory: Path, durability: str)
         found = txn.get(META_FORMAT)
         empty = not txn.stat(environment.open_db(txn=txn))["entries"]
     if found is None and not empty:
-        environment.close()
         raise ForeignDirectory(f"{directory} is an LMDB database, but not a dibs store: name another directory")
-    with environment.begin(write=True) as txn:
-        found = txn.get(META_FORMAT)
-        if found is None:
-            txn.put(META_FORMAT, ms8(FORMAT))
-            txn.put(META_DURABILITY, durability.encode())
-            txn.put(META_STORE_ID, uuid.uuid4().bytes)
-        store_id = txn.get(META_STORE_ID)
-        made_with = (txn.get(META_DURABILITY) or b"").decode()
-    if found is not None and from8(found) > FORMAT:
-        environment.close()
-        raise NewerFormat(f"{directory} has format {from8(found)} and this dibs knows {FORMAT}: upgrade dibs")
+    if found is None:
+        with environment.begin(write=True) as txn:
+            if txn.get(META_FORMAT) is None:
+                txn.put(META_FORMAT, ms8(FORMAT))
+                txn.put(META_DURABILITY, durability.encode())
+                txn.put(META_STORE_ID, uuid.uuid4().bytes)
+    with environment.begin() as txn:
+        found, store_id = txn.get(META_FORMAT), txn.get(META_STORE_ID)
+        made_with = bytes(txn.get(META_DURABILITY) or b"").decode()
+    if from8(found or b"") > FORMAT:
+        raise NewerFormat(f"{directory} has format {from8(found or b'')} and this dibs knows {FORMAT}: upgrade dibs")
     if made_with != durability:
-        environment.close()
         raise ModeMismatch(f"{directory} was made with durability {made_with!r}: open it with that")
     assert store_id is not None
     return bytes(store_id)
@@ -402,6 +436,7 @@ def _new_identity(directory: Path) -> None:
     environment = lmdb.open(str(directory), map_size=(directory / "data.mdb").stat().st_size + ADDRESS_SLACK_BYTES)
     with environment.begin(write=True) as txn:
         if txn.get(META_FORMAT) is None:
+            environment.close()
             raise ForeignDirectory(f"{directory} is not a copy of a dibs store")
         txn.put(META_STORE_ID, uuid.uuid4().bytes)
     environment.close()
@@ -412,6 +447,8 @@ def _explained(error: BaseException, engine: LmdbEngine) -> DibsError:
         return error
     if isinstance(error, lmdb.MapFullError):
         return StoreFull(f"{engine.describe()} is full to its last page: purge, or raise max_bytes")
+    if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError):
+        return StoreCorrupt(f"{engine.describe()} is damaged ({error}): stop writing and restore a backup")
     if isinstance(error, lmdb.Error):
-        return StoreUnavailable(f"{engine.describe()} cannot be written: {error}")
+        return StoreUnavailable(f"{engine.describe()} cannot be used: {error}")
     return DibsError(f"a call failed inside {engine.describe()}: {type(error).__name__}: {error}")

@@ -28,6 +28,7 @@ from dibs.task import (
     Extended,
     Heartbeat,
     Kind,
+    Lease,
     LeaseLost,
     Reason,
     Settled,
@@ -87,6 +88,25 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
             outcomes.append(_lost(state))
     work.flush()
     return outcomes
+
+
+def undo_claim(txn: Txn, leases: Sequence[Lease]) -> None:
+    """Puts back what was claimed and never reached anybody: as if it had not been claimed."""
+    work = Work.of(txn)
+    keys = [tenant_keys(lease.tenant).state + lease.id for lease in leases]
+    states = _states(txn, keys)
+    for lease, key in zip(leases, keys, strict=True):
+        state = states.get(key)
+        if state is None or state.token != lease.token:
+            continue
+        queue = work.queue(lease.tenant, state.command)
+        if state.cancel:
+            queue.take_back(lease.id, state)
+        else:
+            state.attempts -= 1
+            queue.to_home(lease.id, state)
+            queue.event(EventKind.RELEASED, lease.id, lease.attempt, state.worker)
+    work.flush()
 
 
 def _states(txn: Txn, keys: list[bytes]) -> dict[bytes, State]:

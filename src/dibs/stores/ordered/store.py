@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dibs.checks import Limits
-from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
+from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.ordered import admin, views
 from dibs.stores.ordered.claim import RANDOM_BYTES, ClaimCall, claim, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
@@ -22,7 +22,7 @@ from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
-from dibs.stores.ordered.settle import heartbeat, settle
+from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
 from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.stores.wakeups import Ready, Subscription, Topic
@@ -37,7 +37,6 @@ from dibs.task import (
     Filter,
     Heartbeat,
     JournalBounds,
-    Kind,
     Lease,
     LeaseLost,
     NewTask,
@@ -68,6 +67,7 @@ class OrderedStore(Store):
         self._engine = engine
         self._journal_limits = journal_limits
         self._closed = False
+        self._giving_back: set[asyncio.Future[None]] = set()
 
     # ------------------------------------------------------------------------------------------------- life of a task
 
@@ -91,21 +91,24 @@ class OrderedStore(Store):
         call = ClaimCall(tenant, commands, limit, lease_ms, worker, claim_id, randoms)
         taken = self._lane().transact(lambda txn: claim(txn, call), self._give_back)
         try:
-            return await taken
+            leases, more = await taken
+            return (
+                leases if leases or not more else await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+            )
         except asyncio.CancelledError:
             if taken.done() and not taken.cancelled() and taken.exception() is None:
                 self._give_back(taken.result())
             raise
 
-    def _give_back(self, leases: list[Lease]) -> None:
-        """Releases what a claim took after its caller had gone."""
-        if leases and not self._closed:
-            releases = [
-                Settlement(tenant=lease.tenant, id=lease.id, token=lease.token, kind=Kind.RELEASE) for lease in leases
-            ]
-            released = self._lane().transact(lambda txn: settle(txn, releases))
-            # Nobody waits for it: should it fail, the leases run out by themselves.
-            released.add_done_callback(lambda future: future.cancelled() or future.exception())
+    def _give_back(self, taken: tuple[list[Lease], bool]) -> None:
+        """Undoes a claim whose caller had gone before its answer came."""
+        leases, _ = taken
+        if leases:
+            undone = self._engine.lane().transact(lambda txn: undo_claim(txn, leases))
+            self._giving_back.add(undone)
+            # Nobody but `close` waits for it: should it fail, the leases run out by themselves.
+            undone.add_done_callback(lambda future: future.cancelled() or future.exception())
+            undone.add_done_callback(self._giving_back.discard)
 
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
@@ -180,8 +183,8 @@ class OrderedStore(Store):
 
     async def _advance(self, reader: str, shard: int, position: bytes | None) -> None:
         _check_shard(shard)
-        if position is not None:
-            Cursor.unpack(position)
+        if position is not None and Cursor.unpack(position).store_id != self._engine.store_id:
+            raise JournalReset("this cursor is of another store: advance by one that this store's events returned")
         await self._lane().transact(lambda txn: admin.advance(txn, reader, shard, position))
 
     async def _sweep(self, budget: int) -> Swept:
@@ -234,7 +237,9 @@ class OrderedStore(Store):
         self._closed = True
         lane.wakeups.wake_everybody()
         try:
-            await self._engine.drained()
+            if lane.busy():
+                await self._engine.drained()
+            await asyncio.gather(*self._giving_back, return_exceptions=True)
         except StoreUnavailable:
             pass  # Whoever asked for something has been told; closing is how to recover.
         finally:

@@ -104,15 +104,21 @@ class WakeSender:
         """Sends to every socket that is not this process's own, if anything happened that somebody may wait for."""
         if not any(run.kind in MAKES_READY or run.kind in ENDS for run in runs):
             return
-        for name in self._others():
+        try:
+            names = self._others()
+        except OSError:
+            # Out of descriptors, or the directory was removed: the commit stands all the same.
+            return
+        for name in names:
             try:
                 self._socket.sendto(b"\0", f"/proc/self/fd/{self._fd}/{name}")
-            except BlockingIOError:
-                pass
-            except OSError:
+            except ConnectionRefusedError:
                 # Nobody is behind it any more: its process died without unbinding.
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self._fd)
+            except OSError:
+                # Full, gone, or another user's: whoever waits there has a fallback look.
+                pass
 
     def _others(self) -> list[str]:
         """The sockets of other processes, listed again when the directory has changed or may have within the same

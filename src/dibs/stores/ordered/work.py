@@ -312,6 +312,9 @@ class QueueWork:
             self.free_key(task_id, state)
         elif not state.keep:
             self._forget_body(task_id, state)
+        if state.kept_until_ms == now_ms:
+            # Kept for no time at all, a repeat could not be recognised.
+            state.kept_until_ms += _UNKEPT_STATE_MS
         self.work.expire(state.kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
         if state.result_until_ms < state.kept_until_ms:
             self._expire_result(task_id, state)
