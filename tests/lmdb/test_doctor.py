@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from dibs.clock import ManualClock
+from dibs.errors import StoreCorrupt
 from dibs.ids import id_to_text, new_id
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import (
@@ -31,6 +32,7 @@ from dibs.testing.contract.steps import (
     drain,
     fail,
     list_all,
+    look,
     pass_time,
     put,
     retry,
@@ -284,13 +286,14 @@ async def test_a_result_without_a_task(store: OrderedStore) -> None:
 
 
 async def test_a_missing_body_is_named(store: OrderedStore) -> None:
-    """What the producer said cannot be rebuilt: the doctor goes on saying so, with the task's id."""
+    """What the producer said cannot be rebuilt: the doctor names the task, and mending takes it out of the way."""
     ward = await fill(store)
     await break_it(store, lambda txn: txn.delete(OWNER.body + ward.ready))
-    for mend in (False, True):
-        [problem] = (await store.doctor(mend=mend)).problems
-        assert problem.what == "no body"
-        assert id_to_text(ward.ready) in problem.where
+    [problem] = (await store.doctor()).problems
+    assert problem.what == "no body"
+    assert id_to_text(ward.ready) in problem.where
+    assert (await store.doctor(mend=True)).clean
+    assert ward.ready not in {lease.id for lease in await store.claim(TENANT, [COMMAND], limit=100)}
 
 
 @pytest.mark.parametrize("letter", [b"S", b"T"], ids=["state", "body"])
@@ -303,18 +306,19 @@ async def test_a_record_that_cannot_be_read_is_named(store: OrderedStore, letter
     assert any("cannot be read" in problem.what for problem in problems), problems
 
 
-async def test_a_broken_record_does_not_keep_the_rest_from_being_mended(store: OrderedStore) -> None:
-    """What can be rebuilt beside a record that cannot be read is rebuilt."""
+async def test_a_broken_state_is_made_anew(store: OrderedStore) -> None:
+    """A state that cannot be read blocks its queue until it is mended; then the task can run (again), with its key."""
     ward = await fill(store)
-    await break_it(store, lambda txn: txn.put(OWNER.state + ward.done, b"\xc1rubbish"))
-    await break_it(store, lambda txn: no_leased_entry(txn, ward))
-    problems = (await store.doctor(mend=True)).problems
-    assert any("state cannot be read" in problem.what for problem in problems), problems
-    assert not any("no entry in its place" in problem.what for problem in problems), problems
+    await break_it(store, lambda txn: txn.put(OWNER.state + ward.keyed, b"\xc1rubbish"))
+    with pytest.raises(StoreCorrupt):
+        await store.claim(TENANT, [COMMAND], limit=100)
+    assert (await store.doctor(mend=True)).clean
+    assert ward.keyed in {lease.id for lease in await store.claim(TENANT, [COMMAND], limit=100)}
+    assert (await look(store, ward.keyed)).key is not None
 
 
 async def test_a_broken_journal_entry_is_named(store: OrderedStore) -> None:
-    """An entry that cannot be read is named."""
+    """An entry that cannot be read is named; mending drops it, and the rest can be read again."""
     await fill(store)
 
     def breakage(txn: Txn) -> None:
@@ -323,6 +327,8 @@ async def test_a_broken_journal_entry_is_named(store: OrderedStore) -> None:
 
     await break_it(store, breakage)
     assert [problem.what for problem in (await store.doctor()).problems] == ["journal entry cannot be read"]
+    assert (await store.doctor(mend=True)).clean
+    assert (await store.events(TENANT)).events
 
 
 async def test_a_lease_is_taken_back_after_its_entry_was_lost(store: OrderedStore, clock: ManualClock) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from dibs.ids import ID_BYTES, id_to_text
+from dibs.ids import ID_BYTES, id_to_text, key_digest
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     BYTES,
@@ -21,6 +21,7 @@ from dibs.stores.ordered.keys import (
     EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
+    KIND_TASK,
     META_JOURNAL_BYTES,
     SEPARATOR,
     QueueKeys,
@@ -35,6 +36,7 @@ from dibs.stores.ordered.keys import (
     parse_due_key,
     parse_expiry_key,
     queue_keys,
+    ready_ranks,
     split_ids,
     tenant_keys,
 )
@@ -45,17 +47,21 @@ from dibs.stores.ordered.records import (
     IN_PROGRESS,
     LEASED,
     NOWHERE,
+    PENDING,
     PLACES,
     READY,
     STATUSES,
+    Body,
     State,
     UnreadableRecord,
     decode_body,
     decode_result,
     decode_runs,
     decode_state,
+    encode_state,
 )
 from dibs.stores.ordered.views import tenants
+from dibs.task import MAX_ATTEMPTS_DEFAULT, PRIORITY_MIN, RESULT_TTL_DEFAULT_S
 from dibs.task import PLACES as LEGAL_PLACES
 
 STEP = 1_000
@@ -157,7 +163,7 @@ def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
         for key, value in _items(txn, prefix):
             if txn.get(tenant.state + id_of(key)) is None:
                 report.add(f"{what} without a task", key)
-            if not _readable(prefix == tenant.body, value):
+            if not _readable(decode_body if prefix == tenant.body else decode_result, value):
                 report.add(f"{what} cannot be read", key)
     for key, value in _items(txn, tenant.first + b"K"):
         if not _held(txn, tenant, key, value):
@@ -181,7 +187,16 @@ def _examine_journal(txn: ReadTxn, report: Report) -> None:
 
 
 def repair(txn: Txn) -> None:
-    """Rebuilds every index, counter and mark from the states, and drops what belongs to no task."""
+    """Rebuilds every index, counter and mark from the states, and drops what belongs to no task.
+
+    A state that cannot be read is made anew from the body, as that of a new task: at worst it runs once more. A task
+    whose body is lost cannot be delivered and goes, as does a journal entry that cannot be read.
+    """
+    for key, value in list(_items(txn, JOURNAL)):
+        if not _readable(decode_runs, value):
+            txn.delete(key)
+    for name in list(_tenants(txn)):
+        _rebuild_states(txn, tenant_keys(name))
     for name in _tenants(txn):
         _repair_tenant(txn, tenant_keys(name))
     for key, _ in list(_items(txn, DUE)):
@@ -192,16 +207,50 @@ def repair(txn: Txn) -> None:
     txn.add(META_JOURNAL_BYTES, size - from_count(txn.get(META_JOURNAL_BYTES)))
 
 
+def _rebuild_states(txn: Txn, tenant: TenantKeys) -> None:
+    for n, (key, value) in enumerate(list(_items(txn, tenant.state))):
+        task_id = id_of(key)
+        body = txn.get(tenant.body + task_id)
+        body_lost = body is None or not _readable(decode_body, body)
+        if not _readable(decode_state, value):
+            if body is None or body_lost:
+                txn.delete(key)
+            else:
+                txn.put(key, encode_state(_new_state(txn, tenant, task_id, decode_body(body), n)))
+        elif body_lost and not decode_state(value).ended():
+            txn.delete(key)
+
+
+def _new_state(txn: Txn, tenant: TenantKeys, task_id: bytes, body: Body, n: int) -> State:
+    digest = b"" if body.key is None else key_digest(tenant.name, body.command, body.key)
+    held = digest and txn.get(queue_keys(tenant.name, body.command).key + digest) == task_id
+    ttl_ms = int(RESULT_TTL_DEFAULT_S * 1000)
+    return State(
+        command=body.command,
+        status=PENDING,
+        place=READY,
+        rank=ready_ranks(PRIORITY_MIN, txn.version) + n.to_bytes(4, "big") + KIND_TASK,
+        priority=PRIORITY_MIN,
+        attempts=0,
+        max_attempts=MAX_ATTEMPTS_DEFAULT,
+        size=len(body.payload),
+        enqueued_ms=txn.now_ms,
+        due_ms=txn.now_ms,
+        expires_ms=0,
+        result_ttl_ms=ttl_ms,
+        retention_ms=ttl_ms,
+        keep=True,
+        digest=digest if held else b"",
+    )
+
+
 def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
     counts: Counter[bytes] = Counter()
     _drop_orphans(txn, tenant)
     expiring = set(_expiring(txn, tenant))
     for key, value in list(_items(txn, tenant.state)):
         task_id = id_of(key)
-        try:
-            state = decode_state(value)
-        except UnreadableRecord:
-            continue
+        state = decode_state(value)
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
         if state.place != NOWHERE:
@@ -286,9 +335,9 @@ def _held(txn: ReadTxn, tenant: TenantKeys, key: bytes, owner: bytes) -> bool:
     return _agrees(txn, tenant, owner, lambda state: state.digest == key[-ID_BYTES:])
 
 
-def _readable(is_body: bool, value: bytes) -> bool:
+def _readable(decode: Callable[[bytes], object], value: bytes) -> bool:
     try:
-        decode_body(value) if is_body else decode_result(value)
+        decode(value)
     except UnreadableRecord:
         return False
     return True

@@ -48,6 +48,7 @@ _TOPICS = (
     "waits",
     "wakeups",
     "workers",
+    "wrong_types",
 )
 # Before they are imported: a failing assertion then shows its values, though the tests are not in a test file.
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in (*_TOPICS, "harness", "steps")))
@@ -80,6 +81,7 @@ from dibs.testing.contract.tokens import TestTokens
 from dibs.testing.contract.waits import TestWaitingForTheEnd
 from dibs.testing.contract.wakeups import TestFallback, TestWaitingClaims
 from dibs.testing.contract.workers import TestWorkers
+from dibs.testing.contract.wrong_types import TestNoTime, TestWrongTypes
 
 __all__ = [
     "StoreHarness",
@@ -102,6 +104,7 @@ __all__ = [
     "TestHeartbeat",
     "TestKeepNothing",
     "TestListing",
+    "TestNoTime",
     "TestOrder",
     "TestPurge",
     "TestQueues",
@@ -119,6 +122,7 @@ __all__ = [
     "TestWaitingClaims",
     "TestWaitingForTheEnd",
     "TestWorkers",
+    "TestWrongTypes",
     "anyio_backend",
     "clock",
     "no_fallback",

@@ -185,6 +185,20 @@ class TestWaitingClaims:
             await complete(store, lease)
         assert (await assert_counts(store)).leased == 0
 
+    async def test_claims_cancelled_again_and_again_use_up_nothing(self, store: Store) -> None:
+        """A task that never reached anybody was never delivered: neither attempts nor releases are counted."""
+        task_id = await put(store, max_attempts=1)
+        for turns in [1, 2, 3] * 10:
+            claim = asyncio.ensure_future(store.claim(TENANT, [COMMAND]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            claim.cancel()
+            await asyncio.gather(claim, return_exceptions=True)
+            if not claim.cancelled():
+                await release(store, claim.result()[0])
+        [lease] = await soon(waiting_claim(store))
+        assert (lease.id, lease.attempt) == (task_id, 1)
+
     async def test_another_client_wakes_it(self, store: Store, second: Store) -> None:
         """What one client enqueues wakes a claim that waits at another."""
         async with waiting(waiting_claim(store)) as [claim]:
