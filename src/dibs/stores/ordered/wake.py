@@ -39,18 +39,27 @@ class WakeLane(Lane):
         self._seen = b""
 
     def watch(self) -> None:
-        """Binds the socket, once. What was committed before is seen by the look that follows."""
-        if self._socket is not None:
-            return
+        """Binds the socket, once. What was committed before is seen by the look that follows. Without a socket (no
+        descriptor left, a read-only directory) whoever waits has the fallback look."""
+        if self._socket is None:
+            with contextlib.suppress(OSError):
+                self._bind()
+
+    def _bind(self) -> None:
         self._seen = self._newest()
         self._directory.mkdir(exist_ok=True)
         # Nobody else ever had this name: one that a killed process left behind can be told by being refused.
-        self._path = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}"
-        _own_names.add(self._path.name)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        path = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}"
         with _reachable(self._directory) as directory:
-            self._socket.bind(f"{directory}/{self._path.name}")
-        self.loop.add_reader(self._socket, self._heard)
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            try:
+                _own_names.add(path.name)
+                bound.bind(f"{directory}/{path.name}")
+            except OSError:
+                bound.close()
+                raise
+        self._path, self._socket = path, bound
+        self.loop.add_reader(bound, self._heard)
 
     def _newest(self) -> bytes:
         return self.engine.read(lambda txn: JournalReader(txn, self.engine.store_id).newest().position)
