@@ -18,6 +18,7 @@ import time
 import uuid
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 
 from dibs.errors import InvalidName
 
@@ -54,6 +55,15 @@ def key_digest(tenant: str, command: str, key: str) -> bytes:
         digest.update(len(data).to_bytes(4, "big"))
         digest.update(data)
     return digest.digest()
+
+
+def new_ids(count: int) -> list[bytes]:
+    """Returns so many ids without a key, in order; cheaper than one by one."""
+    head = (time.time_ns() // 1_000_000 << 80) | _VERSION_7 | _VARIANT_RFC
+    bits = _random.getrandbits
+    return [
+        (head | (number & 0x0FFF) << 64 | bits(62)).to_bytes(ID_BYTES, "big") for number in islice(_sequence, count)
+    ]
 
 
 def slot_of(task_id: bytes) -> int:

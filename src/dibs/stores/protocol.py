@@ -23,7 +23,7 @@ from msgspec import Struct
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.ids import new_id
+from dibs.ids import new_id, new_ids
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
     BATCH_MAX,
@@ -104,8 +104,7 @@ class Store(abc.ABC):
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Enqueued | Duplicate | Rejected] = []
         for batch in _batches(tasks, rejected, lambda task: len(task.payload)):
-            ids = [task.id or new_id(tenant, task.command, task.key) for task in batch]
-            outcomes += await self._enqueue(tenant, batch, ids)
+            outcomes += await self._enqueue(tenant, batch, _ids(tenant, batch))
         return _merged(outcomes, rejected)
 
     async def claim(
@@ -428,6 +427,13 @@ class Store(abc.ABC):
             raise InvalidOption(f"{len(which)} ids at once: give at most {BATCH_MAX}, or a Filter")
         for task_id in which:
             checks.check_id(task_id)
+
+
+def _ids(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
+    """Returns the tasks' own ids, and mints those that are missing."""
+    if any(task.id or task.key is not None for task in tasks):
+        return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
+    return new_ids(len(tasks))
 
 
 def _listed(items: Sequence[Item]) -> Sequence[Item]:

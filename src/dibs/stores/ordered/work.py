@@ -268,8 +268,9 @@ class QueueWork:
         """Moves a ready task, whose entry is given, under a lease; it remembers where it stood."""
         lease_end_ms = self.work.now_ms + state.lease_ms
         state.home = state.rank
-        state.progress = None
         state.status = IN_PROGRESS
+        if state.progress is not None:
+            state.progress = None
         self._to_leased(entry, READY, task_id, state, lease_end_ms)
 
     def extend(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
@@ -299,8 +300,9 @@ class QueueWork:
         if ttl_ms < 0:
             ttl_ms = state.result_ttl_ms
         state.status = status
-        state.reason = reason
         state.token = b""
+        if reason:
+            state.reason = reason
         state.ended_ms = now_ms
         state.result_until_ms = now_ms + ttl_ms
         state.kept_until_ms = now_ms + (ttl_ms if ttl_ms > state.retention_ms else state.retention_ms)

@@ -1,0 +1,71 @@
+"""Ids: unique, ordered by time, in the slot of their key, and the same as bytes and as text."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dibs.errors import InvalidName
+from dibs.ids import id_from_text, id_to_text, key_digest, new_id, new_ids, slot_of
+
+
+def test_an_id_is_a_uuid_of_version_7() -> None:
+    """People and other programs can read an id as what it is."""
+    for minted in (new_id(), new_id("t", "c", "key"), *new_ids(3)):
+        assert (uuid.UUID(bytes=minted).version, uuid.UUID(bytes=minted).variant) == (7, uuid.RFC_4122)
+
+
+def test_ids_are_unique() -> None:
+    """One by one or many at once, no id comes twice."""
+    ids = [new_id() for _ in range(20_000)] + new_ids(20_000)
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_child_process_mints_others() -> None:
+    """A fork does not make parent and child mint the same ids."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"".join(new_ids(50)))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    theirs = {told[start + 8 : start + 16] for start in range(0, len(told), 16)}
+    assert len(theirs) == 50
+    assert theirs.isdisjoint(minted[8:] for minted in new_ids(50))
+
+
+def test_slots_of_ids_without_a_key_are_spread() -> None:
+    """Every one of the 256 slots is used."""
+    assert {slot_of(minted) for minted in new_ids(10_000)} == set(range(256))
+
+
+@given(tenant=st.text(max_size=20), command=st.text(max_size=20), key=st.text(max_size=40))
+def test_a_keyed_id_is_in_the_slot_of_its_key(tenant: str, command: str, key: str) -> None:
+    """Every enqueue with a key meets the first one in the same shard."""
+    assert slot_of(new_id(tenant, command, key)) == slot_of(key_digest(tenant, command, key))
+
+
+def test_digests_do_not_run_together() -> None:
+    """What belongs to the tenant, the command and the key is told apart, wherever the border is."""
+    parts = [("a", "b", "c"), ("ab", "", "c"), ("", "ab", "c"), ("a", "bc", ""), ("abc", "", ""), ("", "", "abc")]
+    assert len({key_digest(*part) for part in parts}) == len(parts)
+
+
+@given(data=st.binary(min_size=16, max_size=16))
+def test_text_and_bytes_are_the_same_id(data: bytes) -> None:
+    """An id survives being written down."""
+    assert id_from_text(id_to_text(data)) == data
+
+
+@pytest.mark.parametrize("text", ["", "x", "0" * 31, "../../etc/passwd", None, 5])
+def test_what_is_no_id_is_refused(text: object) -> None:
+    """Anything but a UUID is refused with an example of one."""
+    with pytest.raises(InvalidName, match="expected a UUID such as"):
+        id_from_text(text)  # type: ignore[arg-type]
