@@ -69,6 +69,11 @@ def _is_command(name: str) -> bool:
     return _COMMAND.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=4096)
+def _is_plain(name: str) -> bool:
+    return _PLAIN_TEXT.fullmatch(name) is not None
+
+
 class Limits(Struct, frozen=True):
     """How large one payload and one result may be."""
 
@@ -96,15 +101,15 @@ def check_commands(commands: Sequence[str]) -> None:
         raise InvalidOption(f"a claim takes a list of 1 to {COMMANDS_MAX} commands, not {_short(commands)}")
     for command in commands:
         check_command(command)
-    if len(commands) > 1 and len(set(commands)) != len(commands):
+    if 1 < len(commands) != len(set(commands)):
         raise InvalidOption(f"a claim names each command once, and this one {_short(commands)}")
 
 
 def check_label(what: str, name: str) -> None:
     """Worker, reader and load names are printable and at most 128 bytes."""
-    if type(name) is not str or not name or not _PLAIN_TEXT.fullmatch(name):
+    if type(name) is not str or not name or not _is_plain(name):
         raise InvalidName(f"{_short(name)} is not a {what} name: use printable text without control characters")
-    if len(_encoded(what, name)) > NAME_MAX_BYTES:
+    if len(name) > NAME_MAX_BYTES or len(_encoded(what, name)) > NAME_MAX_BYTES:
         raise InvalidName(f"the {what} name {_short(name)} is over {NAME_MAX_BYTES} bytes: shorten it")
 
 

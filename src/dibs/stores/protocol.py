@@ -431,9 +431,9 @@ class Store(abc.ABC):
 
 def _ids(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     """Returns the tasks' own ids, and mints those that are missing."""
-    if any(task.id or task.key is not None for task in tasks):
-        return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
-    return new_ids(len(tasks))
+    if len(tasks) > 1 and not tasks[0].id and not any(task.id or task.key is not None for task in tasks):
+        return new_ids(len(tasks))
+    return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
 
 
 def _listed(items: Sequence[Item]) -> Sequence[Item]:
