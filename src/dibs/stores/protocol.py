@@ -450,7 +450,9 @@ def _batches(
     items: Sequence[Item], rejected: Mapping[int, Rejected], size_of: Callable[[Item], int]
 ) -> Iterable[Sequence[Item]]:
     """Returns the items that were not rejected, in transactions of bounded count and size."""
-    if len(items) == 1 and not rejected:
+    if not items or (len(items) == 1 and not rejected):
+        return (items,) if items else ()
+    if not rejected and len(items) <= BATCH_MAX and sum(map(size_of, items)) <= BATCH_MAX_BYTES:
         return (items,)
     return _split([item for index, item in enumerate(items) if index not in rejected], size_of)
 
