@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 from msgspec import Struct, msgpack
+from msgspec.structs import astuple
 
 from dibs.codec import check_codec_name
 from dibs.errors import InvalidName, InvalidOption, PayloadTooLarge
@@ -53,6 +54,8 @@ RUN_AT_MAX_MS = 1 << 46
 """Year 4199: far past the delay horizon of any clock that is roughly right."""
 
 _COMPLETE = Kind.COMPLETE
+_OPTIONS_FROM = NewTask.__struct_fields__.index("priority")
+_NO_OPTIONS = astuple(NewTask(command="c"))[_OPTIONS_FROM:]
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -169,6 +172,9 @@ def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
         check_codec_name(task.codec)
     if task.id:
         check_id(task.id)
+    # Most tasks leave everything else to the queue: one comparison then does for all of it.
+    if astuple(task)[_OPTIONS_FROM:] == _NO_OPTIONS and type(task.keep) is bool and type(task.limit_cost) is int:
+        return
     if task.delay_s != 0:
         check_number("delay_s", task.delay_s, 0, DELAY_HORIZON_S)
     if task.key is not None:
