@@ -111,12 +111,13 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> bool:
         taken: list[bytes] = []
         attempts: list[int] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
-            state = decode_state(state_data)  # type: ignore[arg-type]  # a ready task without a state is unreadable
+            # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
+            state = decode_state(state_data or b"")
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
                 expired += 1
                 continue
-            body = decode_body(body_data)  # type: ignore[arg-type]  # and so is one without a body
+            body = decode_body(body_data or b"")
             state.token = tokens[len(leases)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
