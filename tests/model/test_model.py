@@ -53,6 +53,7 @@ def check_lmdb(directory: Path, examples: int, steps: int) -> None:
 def profile(examples: int, steps: int) -> settings:
     """No deadline: how long a step takes is not what is tested."""
     return settings(
+        derandomize=True,
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
