@@ -129,7 +129,11 @@ def _keys() -> Iterator[asyncio.Event]:
     before = termios.tcgetattr(stdin)
 
     def read() -> None:
-        if os.read(stdin, 16).lower().startswith((b"q", b"\x1b")):
+        try:
+            keys = os.read(stdin, 16)
+        except OSError:
+            keys = b""
+        if not keys or keys.lower().startswith((b"q", b"\x1b")):  # no keys: the terminal is gone
             pressed.set()
 
     tty.setcbreak(stdin)
@@ -138,7 +142,8 @@ def _keys() -> Iterator[asyncio.Event]:
         yield pressed
     finally:
         loop.remove_reader(stdin)
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
 # -------------------------------------------------------------------------------------------------------- rates
