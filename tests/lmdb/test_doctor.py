@@ -13,16 +13,18 @@ from dibs.ids import id_to_text, new_id
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import (
     DUE,
+    EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
     META_JOURNAL_BYTES,
     end_of,
+    expiry_key,
     ms8,
     queue_keys,
     tenant_keys,
 )
 from dibs.stores.ordered.store import OrderedStore
-from dibs.task import Kind, Settled, Status
+from dibs.task import ByKey, Kind, Settled, Status
 from dibs.testing.contract.steps import (
     BOOM,
     COMMAND,
@@ -35,8 +37,10 @@ from dibs.testing.contract.steps import (
     look,
     pass_time,
     put,
+    put_completed,
     retry,
     settle,
+    sweep_all,
     take,
 )
 
@@ -271,6 +275,32 @@ async def test_a_lost_key_is_named(store: OrderedStore) -> None:
 
     await break_it(store, lose)
     assert (await store.doctor()).problems
+
+
+async def test_a_key_passed_on_is_no_problem(store: OrderedStore, clock: ManualClock) -> None:
+    """A key went to a second task when the first was over; a clock set back shows both, and one has the key."""
+    first = await put_completed(store, key="k", result_ttl_s=10)
+    clock.advance(11)
+    second = await put(store, key="k")
+    clock.advance(-2)
+    assert {task.id for task in await list_all(store)} == {first, second}
+    assert [task and task.id for task in await store.get(TENANT, [ByKey(COMMAND, "k")])] == [second]
+    report = await store.doctor()
+    assert report.clean, report.problems
+
+
+async def test_an_expiry_that_names_a_task_twice(store: OrderedStore, clock: ManualClock) -> None:
+    """Such entries were written once: what they name is removed, and counted, once."""
+    ward = await fill(store)
+    until_ms = (await look(store, ward.done)).kept_until_ms
+    assert until_ms is not None
+    twice = expiry_key(until_ms, EXPIRE_TASK, TENANT, bytes(12))
+    await break_it(store, lambda txn: txn.put(twice, ward.done * 2))
+    clock.advance((until_ms - clock.now_ms()) / 1000)
+    await sweep_all(store)
+    report = await store.doctor()
+    assert report.clean, report.problems
+    assert ward.done not in {task.id for task in await list_all(store)}
 
 
 async def test_a_result_without_a_task(store: OrderedStore) -> None:
