@@ -39,7 +39,7 @@ async def _produce(store: Store, log: Log, dice: random.Random) -> None:
 
 def _task(dice: random.Random) -> NewTask:
     command = dice.choice(COMMANDS)
-    key = f"k{dice.randrange(100_000)}" if dice.random() < 0.2 else None
+    key = f"k{dice.randrange(1_000)}" if dice.random() < 0.2 else None
     return NewTask(
         command=command,
         id=new_id(TENANT, command, key),

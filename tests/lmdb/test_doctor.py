@@ -24,7 +24,7 @@ from dibs.stores.ordered.keys import (
     tenant_keys,
 )
 from dibs.stores.ordered.store import OrderedStore
-from dibs.task import ByKey, Kind, Settled, Status
+from dibs.task import ByKey, Duplicate, Kind, NewTask, Settled, Status
 from dibs.testing.contract.steps import (
     BOOM,
     COMMAND,
@@ -266,15 +266,20 @@ async def test_it_is_named_and_mended(
 
 
 async def test_a_lost_key_is_named(store: OrderedStore) -> None:
-    """A task that is kept holds its key: without the record a repeat would be accepted as new."""
-    await fill(store)
+    """A task that is kept holds its key: without the record a repeat would be accepted as new, until it is mended."""
+    ward = await fill(store)
 
     def lose(txn: Txn) -> None:
         [key] = txn.scan_keys(QUEUE.key, end_of(QUEUE.key), 10)
         txn.delete(key)
 
     await break_it(store, lose)
-    assert (await store.doctor()).problems
+    [problem] = (await store.doctor()).problems
+    assert problem.what == "does not hold its deduplication key"
+    assert id_to_text(ward.keyed) in problem.where
+    assert (await store.doctor(mend=True)).clean
+    [repeat] = await store.enqueue(TENANT, [NewTask(command=COMMAND, key="k")])
+    assert repeat == Duplicate(ward.keyed, Status.PENDING)
 
 
 async def test_a_key_passed_on_is_no_problem(store: OrderedStore, clock: ManualClock) -> None:
@@ -307,10 +312,8 @@ async def test_a_result_without_a_task(store: OrderedStore) -> None:
     """A result that nobody can ask for is named and dropped."""
     await put(store)
     await settle(store, await take(store), Kind.COMPLETE, result=b"r" * 10_000)
-    keys = store._engine.read(lambda txn: txn.scan(OWNER.result, end_of(OWNER.result), 10))
-    if not keys:
-        pytest.skip("this result is kept elsewhere")
-    await break_it(store, lambda txn: txn.put(OWNER.result + new_id(), keys[0][1]))
+    [(_, result)] = store._engine.read(lambda txn: txn.scan(OWNER.result, end_of(OWNER.result), 10))
+    await break_it(store, lambda txn: txn.put(OWNER.result + new_id(), result))
     assert [problem.what for problem in (await store.doctor()).problems] == ["result without a task"]
     assert (await store.doctor(mend=True)).clean
 
