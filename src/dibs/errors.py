@@ -30,6 +30,7 @@
         └── StoreRefused       the store cannot be opened like this; the message says why
             ├── UnknownScheme      no store is known for this URL
             ├── MissingDriver      install the named extra
+            ├── StoreMissing       there is no store yet; check the name, or let it be made
             ├── ForeignDirectory   the directory holds something else; name another
             ├── NewerFormat        upgrade dibs; an older one must not touch these files
             ├── ModeMismatch       open it with the durability it was made with
@@ -219,6 +220,12 @@ class MissingDriver(StoreRefused):
     """The store needs a driver that is not installed. The message names the extra to install."""
 
     code = "missing_driver"
+
+
+class StoreMissing(StoreRefused):
+    """There is no store there, and the caller asked not to make one. Check the name, or open it with `create`."""
+
+    code = "store_missing"
 
 
 class ForeignDirectory(StoreRefused):
