@@ -10,6 +10,7 @@ settling.py    batches of outcomes back to the store
 tending.py     heartbeats, sweeps, registration
 link.py        the connection to a store, opened again when it breaks
 supervisor.py  several worker processes, and restarts when code changes
+parent.py      what the processes it starts know of it
 =============  ======================================================================================================
 """
 

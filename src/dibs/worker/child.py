@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib
 import inspect
 import os
@@ -25,11 +24,10 @@ from dibs.context import CurrentTask
 from dibs.errors import AppNotFound
 from dibs.function import TaskFunction
 from dibs.task import Kind, Lease, Progress
-from dibs.worker.jobs import Here
+from dibs.worker.parent import Here, die_with_parent
 from dibs.worker.running import Ended, error_info, run_async, run_sync
 
 PROGRESS_EVERY_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class Order(Struct, frozen=True, array_like=True):
@@ -125,9 +123,3 @@ def _receive(orders: BinaryIO) -> Order:
 def _send(answers: BinaryIO, told: Told) -> None:
     answers.write(frame(told))
     answers.flush()
-
-
-def die_with_parent(with_signal: signal.Signals) -> None:
-    """Has the kernel send this process a signal when its parent ends. Linux only; elsewhere nothing happens."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from dibs.worker.link import Link
 
 
-class Here:
-    """What kind of process this is. A module that starts a worker when it is imported must not start one in the
-    processes that run handlers, and that one its own."""
-
-    in_child = False
-
-
 class Why(StrEnum):
     """Why a handler is to stop before its end."""
 

@@ -21,9 +21,10 @@ from dibs.ids import id_to_text
 from dibs.listeners import Happening, TaskEvent
 from dibs.task import ErrorInfo, Kind, Reason
 from dibs.worker.claiming import Claimer
-from dibs.worker.jobs import Here, Job, Why
+from dibs.worker.jobs import Job, Why
 from dibs.worker.lanes import Lane, LoopLane, ThreadLane
 from dibs.worker.link import Link
+from dibs.worker.parent import Here
 from dibs.worker.processes import ProcessLane
 from dibs.worker.running import Ended
 from dibs.worker.settling import Settler
@@ -300,6 +301,9 @@ class Worker:
         if happening is not Happening.CLAIMED:
             self._count(happening)
             self._quiet.set()
+        if log.isEnabledFor(logging.DEBUG):
+            lease = job.lease
+            log.debug("%s %s %s, attempt %d", happening, lease.command, id_to_text(lease.id), lease.attempt)
         listeners = job.link.app.listeners
         if listeners.wants(happening):
             lease = job.lease
