@@ -28,6 +28,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
+    "worker": Entry("Work", "dibs.cli.worker:worker", "Run the tasks of an app."),
     "enqueue": Entry("Tasks", "dibs.cli.enqueue:enqueue", "Put a task, or many, into a queue."),
     "ls": Entry("Tasks", "dibs.cli.tasks:ls", "List tasks."),
     "show": Entry("Tasks", "dibs.cli.tasks:show", "Show everything about one task."),
