@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,8 +15,10 @@ from dibs.errors import InvalidName
 from dibs.ids import id_from_text
 from dibs.settings import FIELDS, Settings, load, read_duration_s
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.protocol import ALL_TENANTS
+
+if TYPE_CHECKING:
+    from dibs.stores.ordered.store import OrderedStore
 
 T = TypeVar("T")
 

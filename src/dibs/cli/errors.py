@@ -18,10 +18,14 @@ from dibs.errors import (
     JournalTrimmed,
     LeaseLostError,
     ModeMismatch,
+    PartlyEnqueued,
     StoreCorrupt,
     StoreError,
     StoreFull,
     StoreMissing,
+    TaskError,
+    TaskUnfinished,
+    TaskUnknown,
     UnknownScheme,
 )
 from dibs.settings import mask
@@ -54,6 +58,10 @@ class Exit(IntEnum):
 EXIT_OF: dict[type[DibsError], Exit] = {
     InvalidInput: Exit.USAGE,
     LeaseLostError: Exit.NEGATIVE,
+    TaskError: Exit.NEGATIVE,
+    TaskUnfinished: Exit.TIMED_OUT,
+    TaskUnknown: Exit.NOT_FOUND,
+    PartlyEnqueued: Exit.NEGATIVE,
     JournalError: Exit.JOURNAL,
     StoreError: Exit.STORE,
 }
@@ -68,12 +76,6 @@ HINT_OF: dict[type[DibsError], str] = {
     JournalReset: "Leave --after out to start from the oldest event.",
     JournalTrimmed: "Leave --after out to go on from the oldest event that is kept.",
 }
-
-
-class TaskNotFound(click.ClickException):
-    """The tenant has no task of that name."""
-
-    exit_code = Exit.NOT_FOUND
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -113,7 +115,7 @@ def _told(error: Exception) -> tuple[str, str, str | None]:
     if isinstance(error, click.UsageError):
         return "usage", error.format_message(), None
     if isinstance(error, click.ClickException):
-        return "not_found" if isinstance(error, TaskNotFound) else "failed", error.format_message(), None
+        return "failed", error.format_message(), None
     if isinstance(error, DibsError):
         hint = next((HINT_OF[kind] for kind in type(error).__mro__ if kind in HINT_OF), None)
         return error.code, mask(str(error)), hint
