@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dibs.checks import COMMANDS_MAX
 from dibs.task import BATCH_MAX, Lease
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane
@@ -64,7 +63,7 @@ class Claimer:
         """Every command has its turn to be asked first, so that a busy queue does not starve the others."""
         if len(self._commands) > 1:
             self._commands.append(self._commands.pop(0))
-        return self._commands[:COMMANDS_MAX]
+        return self._commands
 
     def _job(self, lease: Lease) -> Job:
         return Job(lease, self.link.app.functions[lease.command], self.link, self.lane)
