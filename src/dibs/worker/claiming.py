@@ -31,12 +31,14 @@ class Claimer:
         self._worker = worker
         self._begin = begin
 
-    async def run(self) -> None:
-        """Claims for ever. While nothing is there, a claim waits with a single slot: the others are left to whoever
-        shares the lane."""
+    async def run(self, *, alone: bool) -> None:
+        """Claims for ever. One that has the lane for itself waits with all its free slots; one that shares it with
+        others keeps a single slot while it waits."""
         while True:
             await self.lane.slots.wait()
-            if not await self.take(BATCH_MAX):
+            if alone:
+                await self.take(BATCH_MAX, WAIT_S)
+            elif not await self.take(BATCH_MAX):
                 await self.lane.slots.wait()
                 await self.take(1, WAIT_S)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -168,8 +169,8 @@ class Worker:
         return self._lanes[run_in]
 
     def _start_claiming(self) -> list[asyncio.Task[None]]:
-        for lane in self._lanes.values():
-            sharing = sum(claimer.lane is lane for claimer in self._claimers)
+        sharers = Counter(claimer.lane for claimer in self._claimers)
+        for lane, sharing in sharers.items():
             if sharing > lane.slots.count:
                 raise InvalidOption(
                     f"{sharing} tenants or apps share {lane.slots.count} slots for handlers in a {lane.name}: "
@@ -177,7 +178,7 @@ class Worker:
                 )
         if self.options.drain:
             return _started(self._drain_queues())
-        return _started(*(claimer.run() for claimer in self._claimers))
+        return _started(*(claimer.run(alone=sharers[claimer.lane] == 1) for claimer in self._claimers))
 
     async def _until_stopped(self, background: list[asyncio.Task[None]], claiming: list[asyncio.Task[None]]) -> None:
         """Returns when the worker is to stop; raises if a part of it failed."""
