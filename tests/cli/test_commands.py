@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from dibs.cli import COMMANDS, run
+from dibs.stores import open_store
+from dibs.stores.ordered.keys import queue_keys
 from tests.cli.conftest import LONG, Filled
 
 TASK_FIELDS = [
@@ -319,6 +322,20 @@ class TestStore:
         assert (report["clean"], report["problems"]) == (True, [])
         assert report["tasks"] == len(here.ids) + 1
         assert shell("doctor").startswith("Clean: ")
+
+    def test_doctor_finds_and_repairs(self, here: Filled, shell: Shell) -> None:
+        """What does not agree is listed, with exit code 1; --repair makes it agree."""
+
+        async def damage() -> None:
+            async with await open_store("./dibs-data") as store:
+                lane = store._engine.lane()
+                await lane.transact(lambda txn: txn.add(queue_keys("default", "report").counters[0], 5))
+
+        asyncio.run(damage())
+        assert shell.json("doctor", code=1)["problems"]
+        assert "problem" in shell("doctor", code=1)
+        assert shell("doctor", "--repair").startswith("Clean: ")
+        assert shell.json("queues", "report")["queues"][0]["ready"] == 2
 
     def test_sweep(self, here: Filled, shell: Shell) -> None:
         """It says what it did."""

@@ -61,6 +61,10 @@ def test_a_mistyped_directory_is_not_made(
     [
         (["--url", "rabbit://x:secret@h", "ls"], 3, "names no store"),
         (["--url", "lmdb:", "ls"], 3, "names no directory"),
+        (["--url", "memory:", "enqueue", "a"], 2, "gone when this command ends"),
+        (["--max-bytes", "1", "enqueue", "a"], 3, "dibs dead purge"),
+        ([], 2, "Usage: dibs"),
+        (["dead"], 2, "Usage: dibs dead"),
         (["--url", "./notes", "ls"], 3, "not a dibs store"),
         (["--url", "./notes/file", "ls"], 3, "is a file"),
         (["--durability", "relaxed", "ls"], 3, "--durability"),

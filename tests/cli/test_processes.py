@@ -26,6 +26,21 @@ def test_enqueue_from_stdin(empty: Path) -> None:
     assert (done.returncode, len(done.stdout.split()), done.stderr) == (0, 3, "3 tasks enqueued.\n")
 
 
+def test_lines_are_enqueued_as_they_come(empty: Path) -> None:
+    """A line written to a pipe that stays open is enqueued now; Ctrl-C ends it and tells what was done."""
+    with started("enqueue", "a", "--lines", cwd=empty) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(2):
+            process.stdin.write(b"1\n")
+            process.stdin.flush()
+            assert dibs("show", process.stdout.readline().decode().strip(), cwd=empty).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert process.stderr.read() == b"2 tasks enqueued.\n"
+
+
 def test_a_reader_that_goes_away(empty: Path) -> None:
     """`dibs ls | head` ends quietly, with the code that shells give a broken pipe."""
     dibs("enqueue", "a", "--lines", "-q", cwd=empty, stdin="\n".join(map(str, range(3000))))

@@ -92,6 +92,9 @@ def tell(error: Exception, *, as_json: bool) -> None:
     if isinstance(error, click.Abort):
         click.echo("Aborted.", err=True)
         return
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return
     if exit_code_of(error) == Exit.INTERNAL:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     code, message, hint = _told(error)
