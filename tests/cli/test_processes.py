@@ -111,7 +111,8 @@ def test_wait_is_woken(filled: Filled) -> None:
     "args",
     [
         ["show", "\x1b[2J"], ["enqueue", "a", "[" * 100_000], ["enqueue", "a\n"], ["--url", "", "ls"],
-        ["ls", "--\x1b[31m"], ["ls", "--limit", "1e9"], ["ls", "--limit", "0"], ["wait", "--timeout", "-1", "x"], ["--json"], ["--", "-x"],
+        ["ls", "--\x1b[31m"], ["ls", "--limit", "1e9"],
+        ["ls", "--limit", "0"], ["wait", "--timeout", "-1", "x"], ["--json"], ["--", "-x"],
         ["enqueue", "a", "--delay", "9" * 30 + "d"], ["enqueue", "a", "--key", "k" * 600],
     ],
     ids=lambda args: ascii(" ".join(args))[:30],
