@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from dibs.app import Dibs
+from dibs.context import CurrentTask, Fail, Retry, current
+from dibs.handles import Batch, Handle
 from dibs.ids import id_from_text, id_to_text, new_id
+from dibs.retry import Backoff
 from dibs.stores import open_store, restore_store
 
 __version__ = version("dibs")
 
-__all__ = ["__version__", "id_from_text", "id_to_text", "new_id", "open_store", "restore_store"]
+__all__ = [
+    "Backoff",
+    "Batch",
+    "CurrentTask",
+    "Dibs",
+    "Fail",
+    "Handle",
+    "Retry",
+    "__version__",
+    "current",
+    "id_from_text",
+    "id_to_text",
+    "new_id",
+    "open_store",
+    "restore_store",
+]
