@@ -43,6 +43,7 @@ def measure(options: Options) -> list[Figure]:
         "store alone": lambda: _bare_drain(options, count),
         "async, 1 process": lambda: _drain(options, "in_loop", count, 1),
         "async, 2 processes": lambda: _drain(options, "in_loop", count, 2),
+        "async, 2 processes, 500 slots each": lambda: _drain(options, "in_loop", count, 2, slots=500),
         "sync, 1 process": lambda: _drain(options, "in_thread", count // 2, 1),
         "sync, 2 processes": lambda: _drain(options, "in_thread", count // 2, 2),
     }
@@ -72,12 +73,12 @@ def _map(options: Options, count: int) -> float:
         return rate
 
 
-def _drain(options: Options, name: str, count: int, processes: int) -> float:
+def _drain(options: Options, name: str, count: int, processes: int, slots: int | None = None) -> float:
     with fresh_directory(options) as directory, _app(directory) as function:
         handler = function(name)
         _set_paused(handler, paused=True)
         _fill(handler, count)
-        with _workers(directory, processes):
+        with _workers(directory, processes, slots):
             _wait_until(lambda: len(handler.app.run(handler.app.ask(_workers_of))) == processes)
             _set_paused(handler, paused=False)
             _wait_until(lambda: _left(handler) == 0)
@@ -211,9 +212,11 @@ def _app(directory: Path) -> Iterator[Callable[[str], TaskFunction[..., object]]
 
 
 @contextlib.contextmanager
-def _workers(directory: Path, count: int) -> Iterator[list[int]]:
-    """Runs ``dibs worker`` in so many processes; gives their ids."""
+def _workers(directory: Path, count: int, slots: int | None = None) -> Iterator[list[int]]:
+    """Runs ``dibs worker`` in so many processes, with as many slots as usual unless told otherwise; gives their ids."""
     command = [sys.executable, "-m", "dibs", "worker", "bench.handlers:app", "--quiet"]
+    if slots is not None:
+        command += ["--concurrency", str(slots)]
     environment = {**os.environ, "DIBS_URL": str(directory)}
     workers = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(count)]
     try:
