@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dibs import Backoff, Batch, CurrentTask, Dibs, Handle
 from dibs.errors import all_errors
+from dibs.function import CallOptions
+from dibs.listeners import Happening
 from dibs.task import NewTask
 from tests.docs import settings_table
 from tests.docs.pages import PAGES, ROOT, Block, blocks, prose, python_blocks
@@ -95,11 +99,58 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == NewTask.__struct_fields__
 
 
+def test_the_tables_of_the_decorator_are_those_of_the_code() -> None:
+    """What `@app.task` takes has a row, in order: its own parameters, and the options of each enqueue."""
+    declared = list(inspect.signature(Dibs.task).parameters)
+    assert rows("tasks.md", "## Declaring") == [name for name in declared if name not in ("self", "handler", "options")]
+    assert rows("tasks.md", "## Options") == list(CallOptions.__annotations__)
+
+
+def test_the_fields_of_a_backoff_are_those_of_the_code() -> None:
+    """Each has a row, in order, with its default."""
+    assert rows("tasks.md", "## Failures") == list(Backoff.__struct_fields__)
+    section = section_of("tasks.md", "## Failures")
+    for name, default in zip(Backoff.__struct_fields__, Backoff.__struct_defaults__, strict=True):
+        shown = f'`"{default}"`' if isinstance(default, str) else f"{default:g}"
+        assert f"| `{name}` | {shown} |" in section
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind", "not_for_users"),
+    [
+        ("## Handles", Handle, set()),
+        ("## Handles", Batch, {"task_ids"}),
+        ("## In a handler", CurrentTask, {"stop"}),
+    ],
+)
+def test_what_can_be_asked_is_told(heading: str, kind: type, not_for_users: set[str]) -> None:
+    """Every public name of a handle, a batch and the current task is on the page."""
+    section = section_of("tasks.md", heading)
+    for name in {name for name in dir(kind) if not name.startswith("_")} - not_for_users:
+        assert re.search(rf"\b{name}\b", section), name
+
+
+def test_every_event_is_told() -> None:
+    """The table of events has all that one can listen to, and nothing else."""
+    table = re.findall(r"^\| (`.*?) \|", section_of("tasks.md", "## Events"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(table)) == list(Happening)
+
+
 def test_the_tree_of_errors_is_that_of_the_code() -> None:
     """The page draws every error, parents first, and no other."""
     tree = VALUES.read_text().partition("## Errors")[2].split("```")[1]
     drawn = re.findall(r"^[│├└─ ]*(\w+)", tree, re.MULTILINE)
     assert [name for name in drawn if name] == [error.__name__ for error in all_errors() if "dibs" in error.__module__]
+
+
+def section_of(page: str, heading: str) -> str:
+    """The text below a heading, up to the next of its level."""
+    return (ROOT / "docs" / page).read_text().partition(f"\n{heading}")[2].partition("\n## ")[0]
+
+
+def rows(page: str, heading: str) -> list[str]:
+    """What the rows of a section's tables begin with, where that is one name."""
+    return re.findall(r"^\| `(\w+)` \|", section_of(page, heading), re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
