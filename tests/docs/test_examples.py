@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from dibs import Backoff, Batch, CurrentTask, Dibs, Handle
+from dibs.cli.worker import worker
 from dibs.errors import all_errors
 from dibs.function import CallOptions
 from dibs.listeners import Happening
@@ -128,6 +130,25 @@ def test_what_can_be_asked_is_told(heading: str, kind: type, not_for_users: set[
     section = section_of("tasks.md", heading)
     for name in {name for name in dir(kind) if not name.startswith("_")} - not_for_users:
         assert re.search(rf"\b{name}\b", section), name
+
+
+def test_the_flags_of_a_worker_are_those_of_the_code() -> None:
+    """The table has every flag of `dibs worker` that is its own, in order, and its default where it shows one."""
+    own = [option for option in worker.params if isinstance(option, click.Option) and not option.hidden]
+    own = own[: next(index for index, option in enumerate(own) if option.name == "url")]
+    section = section_of("workers.md", "## Options")
+    assert re.findall(r"^\| `(--[\w-]+)` \|", section, re.MULTILINE) == [option.opts[0] for option in own]
+    for option in own:
+        if option.show_default and option.name != "pool":
+            assert f"| `{option.opts[0]}` | {option.default} |" in section
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_workers_are_started_with_flags_that_exist(page: Path) -> None:
+    """Wherever a page shows how to start a worker, it can be started so."""
+    known = {name for option in worker.params for name in option.opts}
+    for line in re.findall(r"dibs worker [^`\n]*", page.read_text()):
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", line)) <= known, line
 
 
 def test_every_event_is_told() -> None:
