@@ -75,6 +75,15 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert any((ROOT / "src").rglob(name)), name
 
 
+def test_every_module_has_its_room() -> None:
+    """The architecture names each module of the package, or the directory that it is one of many in."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for module in (ROOT / "src" / "dibs").rglob("*.py"):
+        name = module.relative_to(ROOT)
+        if not name.stem.startswith("__"):
+            assert f"`{name}`" in page or any(f"| `{parent}/` |" in page for parent in name.parents), name
+
+
 def test_every_page_is_in_the_index() -> None:
     """The index of the documentation names each of its pages."""
     index = (ROOT / "docs" / "README.md").read_text()
