@@ -13,10 +13,10 @@ import contextlib
 import inspect
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from dibs.clock import Clock
 from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
@@ -30,6 +30,9 @@ from dibs.retry import Backoff
 from dibs.settings import Settings, load
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from dibs.worker import Summary
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -224,6 +227,36 @@ class Dibs:
             del self._stores[loop]
         with contextlib.suppress(StoreUnavailable, StoreClosed):
             await store.close()
+
+    # ---------------------------------------------------------------------------------------------------------- testing
+
+    def drain(self) -> Summary:
+        """Runs every task that is due, and those that they enqueue, with a worker of its own; returns what it did.
+
+        What is delayed stays. For tests and small scripts: the handlers run in this process.
+        """
+        return self.run(self.adrain())
+
+    async def adrain(self) -> Summary:
+        """`drain`, for async code."""
+        from dibs.worker import Worker, WorkerOptions
+
+        return await Worker(self, WorkerOptions(drain=True)).run()
+
+    @contextlib.contextmanager
+    def replaced(self, url: str, clock: Clock | None = None) -> Iterator[None]:
+        """Works on another store for a while, and leaves its own alone."""
+        before = self.url, self.clock, self._stores
+        self.url, self.clock, self._stores = url, clock, {}
+        try:
+            yield
+        finally:
+            self.run(self._close_all())
+            self.url, self.clock, self._stores = before
+
+    async def _close_all(self) -> None:
+        for loop in list(self._stores):
+            await self._forget_of(loop)
 
     # ---------------------------------------------------------------------------------------------------------- closing
 

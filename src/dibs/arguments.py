@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET
 
 from dibs import codec
-from dibs.errors import ArgumentsError, CodecError
+from dibs.errors import ArgumentsError, CodecError, InvalidInput
 
 VARIADIC: Final = "*"
 
@@ -61,8 +61,12 @@ class Arguments:
         if codec_name == "raw":
             return codec.encode(self._only_value(named), codec_name)
         payload = codec.encode(named, codec_name)
-        if codec_name in _DECODERS:
-            self.unpack(payload, codec_name)
+        decoders = _DECODERS.get(codec_name)
+        if decoders is not None:
+            try:
+                decoders.decode(payload, self._shape)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise self._misfit(error, codec_name) from None
         return payload
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,10 +115,13 @@ class Arguments:
             if self._open is None:
                 return self._call(decoders.decode(payload, self._shape))
             return self._unpack_open(decoders.decode(payload, dict[str, Any]))
-        except msgspec.ValidationError as error:
-            raise ArgumentsError(f"the payload does not fit {self._name}{self._signature}: {error}") from None
         except (msgspec.DecodeError, RecursionError) as error:
-            raise CodecError(f"the payload of {self._name} cannot be read as {codec_name} ({error})") from error
+            raise self._misfit(error, codec_name) from None
+
+    def _misfit(self, error: Exception, codec_name: str) -> InvalidInput:
+        if isinstance(error, msgspec.ValidationError):
+            return ArgumentsError(f"the payload does not fit {self._name}{self._signature}: {error}")
+        return CodecError(f"the payload of {self._name} cannot be read as {codec_name}: {error}")
 
     def _unpack_plain(self, value: Any) -> Call:
         """A value whose types are its codec's business."""

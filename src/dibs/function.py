@@ -18,7 +18,7 @@ from dibs import checks
 from dibs.arguments import Arguments, Returned
 from dibs.errors import InvalidOption, PartlyEnqueued, TaskUnfinished
 from dibs.handles import Batch, Handle
-from dibs.ids import new_id
+from dibs.ids import new_id, new_ids
 from dibs.retry import Backoff
 from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Rejected
 
@@ -115,7 +115,7 @@ class TaskFunction(Generic[P, R]):
 
     @property
     def result_codec(self) -> str:
-        """How results are encoded: as the arguments are."""
+        """How results are encoded, as the arguments are."""
         name: str = self._fixed.get("codec", "json")
         return name
 
@@ -224,8 +224,8 @@ class TaskFunction(Generic[P, R]):
         if not iterables:
             raise InvalidOption("map takes at least one iterable: one task is enqueued for each of its items")
         calls = zip(*iterables, strict=False)
-        while chunk := [self._new(args, fixed) for args in islice(calls, BATCH_MAX)]:
-            yield chunk
+        while some := list(islice(calls, BATCH_MAX)):
+            yield self._new_chunk(some, fixed)
 
     async def _put_chunk(self, chunk: Sequence[NewTask]) -> list[bytes]:
         ids = []
@@ -243,6 +243,16 @@ class TaskFunction(Generic[P, R]):
         self.tenant: str = options.get("tenant", self.app.tenant)
         checks.check_tenant(self.tenant)
         checks.check_new_task(self.tenant, NewTask(command=self.command, **self._fixed), checks.Limits())
+
+    def _new_chunk(self, calls: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any]) -> list[NewTask]:
+        options = self._fixed
+        if "key" in options:
+            return [self._new(args, kwargs) for args in calls]
+        command, pack, codec_name = self.command, self.arguments.pack, self.result_codec
+        return [
+            NewTask(command=command, payload=pack(args, kwargs, codec_name), id=task_id, **options)
+            for args, task_id in zip(calls, new_ids(len(calls)), strict=True)
+        ]
 
     def _new(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewTask:
         fixed = self._fixed

@@ -69,11 +69,13 @@ def test_every_task_is_accounted_for(env: dict[str, str], tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def descendants(process: psutil.Process) -> set[psutil.Process]:
-    return set(process.children(recursive=True))
+def descendants(process_id: int) -> set[psutil.Process]:
+    """The processes that a process started, and those that they did."""
+    return set(psutil.Process(process_id).children(recursive=True))
 
 
 def until(seen: Callable[[], bool]) -> None:
+    """Returns once it is so; pytest ends what never is."""
     while not seen():
         time.sleep(0.02)
 
@@ -87,8 +89,10 @@ def running(env: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[st
     try:
         yield process
     finally:
-        for one in [*descendants(psutil.Process(process.pid)), process] if process.poll() is None else []:
-            one.kill()
+        if process.poll() is None:
+            for one in descendants(process.pid):
+                one.kill()
+            process.kill()
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
@@ -99,9 +103,8 @@ def test_an_interrupt_leaves_nothing_behind(
     which: signal.Signals, running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     """Interrupted while its workers run, the demo ends with status 130; its workers and their directory are gone."""
-    me = psutil.Process(running.pid)
-    until(lambda: len(descendants(me)) == 3)
-    workers = descendants(me)
+    until(lambda: len(descendants(running.pid)) == 3)
+    workers = descendants(running.pid)
     assert list(tmp_path.iterdir())
     os.killpg(running.pid, which)
     out, _ = running.communicate(timeout=RUN_S)

@@ -79,7 +79,7 @@ def backup(session: Session, /, directory: Path) -> int:
 
     Nothing stops meanwhile. The copy is a store of its own; `dibs restore` makes another out of it.
     """
-    with progress("backup"):
+    with progress("backup", counted=False):
         session.run(lambda store: store.backup(directory))
     return _copied(session, directory)
 
@@ -99,7 +99,7 @@ def restore(session: Session, /, backup: Path, directory: Path) -> int:
 
     In a new directory; --url is not used. What ended after the backup was taken will be delivered again.
     """
-    with progress("restore"):
+    with progress("restore", counted=False):
         asyncio.run(restore_store(backup, directory))
     return _copied(session, directory)
 
@@ -130,7 +130,7 @@ def doctor(session: Session, /, repair: bool) -> int:
     rebuilds indexes and counters from the tasks' states, in one transaction that others wait for: look without it
     first, and keep a backup.
     """
-    with progress("examine"):
+    with progress("examine", counted=False):
         report = session.run(lambda store: store.doctor(mend=repair))
     if session.json:
         echo_json({"clean": report.clean, **to_builtins(report)})

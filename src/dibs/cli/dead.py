@@ -35,7 +35,7 @@ def dead() -> None:
 
 
 def _row(task: Task) -> list[Cell]:
-    error = f"{task.error.type}: {task.error.message}" if task.error else ""
+    error = f"{task.error.type.rpartition('.')[2]}: {task.error.message}" if task.error else ""
     return [id_to_text(task.id), task.command, (task.reason or "", "red"), age_text(task.ended_ms), error]
 
 

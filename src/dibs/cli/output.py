@@ -79,26 +79,29 @@ def echo_fields(fields: Iterable[tuple[str, Cell]]) -> None:
 
 
 def echo_styled(text: str, style: str = "", *, end: str = "\n") -> None:
-    """Prints a text that may be styled."""
+    """Prints a text that may be styled, however long its lines are."""
     if style and is_terminal():
         from rich.text import Text
 
-        echo_rich(Text(text, style=style, end=end), soft_wrap=True)
-    else:
-        click.echo(text + end, nl=False)
+        text = _rendered(Text(text, style=style), UNLIMITED)
+    click.echo(text + end, nl=False)
 
 
-def echo_rich(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
-    """Prints through rich. Rendered first and written here, so that a broken pipe is ours to handle."""
+def echo_rich(renderable: RenderableType) -> None:
+    """Prints what rich draws, no wider than the screen. Rendered first and written here: a broken pipe is ours to
+    handle."""
+    text = _rendered(renderable, screen_width())
+    click.echo(text if is_terminal() else "\n".join(line.rstrip() for line in text.split("\n")))
+
+
+def _rendered(renderable: RenderableType, width: int) -> str:
     from rich.console import Console
 
     page = io.StringIO()
-    console = Console(
-        file=page, force_terminal=is_terminal(), width=screen_width(), highlight=False, markup=False, emoji=False
-    )
-    console.print(renderable, soft_wrap=soft_wrap, end="")
-    text = page.getvalue()
-    sys.stdout.write(text if soft_wrap or text.endswith("\n") else text + "\n")
+    options = {"highlight": False, "markup": False, "emoji": False}
+    console = Console(file=page, force_terminal=is_terminal(), width=width, **options)  # type: ignore[arg-type]
+    console.print(renderable, end="")
+    return page.getvalue().removesuffix("\n")
 
 
 def is_terminal() -> bool:
@@ -139,15 +142,14 @@ def _laid_out(
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
-    """Takes what is too much from the widest column that may be shortened, then from the next."""
+    """Takes what is too much, cell by cell, from whichever column that may be shortened is the widest."""
     fitted = list(widths)
     excess = sum(fitted) + len(GAP) * (len(fitted) - 1) - width
-    for index in sorted(range(len(fitted)), key=lambda index: -fitted[index]):
-        least = columns[index].least
-        if excess > 0 and least:
-            taken = min(excess, max(fitted[index] - least, 0))
-            fitted[index] -= taken
-            excess -= taken
+    for _ in range(excess):
+        spare = [index for index, column in enumerate(columns) if column.least and fitted[index] > column.least]
+        if not spare:
+            break
+        fitted[max(spare, key=lambda index: fitted[index])] -= 1
     return fitted
 
 
@@ -161,12 +163,19 @@ def _sized(text: str, size: int, *, right: bool) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells: between words where a cell is a character, else wherever the line is full."""
     import textwrap
 
+    from rich.cells import cell_len, chop_cells
+
     lines = []
-    for line in text.split("\n"):
-        kept = clean(line)
-        lines += textwrap.wrap(kept, max(width, 20), drop_whitespace=False) if len(kept) > width else [kept]
+    for line in map(clean, text.split("\n")):
+        if cell_len(line) <= width:
+            lines.append(line)
+        elif line.isascii():
+            lines += textwrap.wrap(line, max(width, 20), drop_whitespace=False)
+        else:
+            lines += chop_cells(line, max(width, 20))
     return lines
 
 
@@ -285,15 +294,16 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Shows on stderr, if that is a terminal, how far a long operation is; yields the function that adds to it."""
+def progress(what: str, total: int | None = None, *, counted: bool = True) -> Iterator[Callable[[int], None]]:
+    """Shows on stderr, if that is a terminal, how far a long operation is, or only for how long it has been going on
+    if nothing can be `counted`; yields the function that adds to it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    bars = [BarColumn(), MofNCompleteColumn()] if total else [TextColumn("{task.completed:,}")]
+    bars = [BarColumn(), MofNCompleteColumn()] if total else [TextColumn("{task.completed:,}")] if counted else []
     shown = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -17,10 +17,10 @@ from dibs.cli.output import (
     Column,
     JsonList,
     age_text,
+    duration_text,
     echo_fields,
     echo_json,
     echo_json_line,
-    echo_styled,
     echo_table,
     note,
     progress,
@@ -150,7 +150,7 @@ def _row(task: Task) -> list[Cell]:
     return [
         id_to_text(task.id),
         task.command,
-        (task.status.value, STYLES[task.status]),
+        (task.status.lower() if task.place is Place.NONE else task.place.value, STYLES[task.status]),
         f"{task.attempts}/{task.max_attempts}",
         age_text(task.enqueued_ms),
         _detail(task),
@@ -160,16 +160,19 @@ def _row(task: Task) -> list[Cell]:
 def _detail(task: Task) -> str:
     """What one wants to know next, in a few words."""
     if task.place is Place.DELAYED:
-        return f"due {(time_text(task.due_ms) or '')[:19]}Z"
+        left_s = task.due_ms / 1000 - time.time()
+        return f"in {duration_text(left_s)}" if left_s > 0 else "due"
     if task.place is Place.LEASED:
-        return f"{'cancelling, ' if task.cancel_requested else ''}{task.worker or ''}"
+        over = (task.lease_end_ms or 0) / 1000 < time.time()
+        how = "expired, " if over else "cancelling, " if task.cancel_requested else ""
+        return f"{how}{task.worker or ''}"
     if task.status.ended:
         return "" if task.reason == task.status else task.reason or ""
     return f"retry, {task.error.type}" if task.error else ""
 
 
 LISTING: Listing = (
-    [Column("ID"), Column("COMMAND", least=6), Column("STATUS", least=4), Column("TRIES", right=True),
+    [Column("ID"), Column("COMMAND", least=6), Column("STATE"), Column("TRY", right=True),
      Column("AGE", right=True), Column("", least=1)],
     _row,
 )  # fmt: skip
@@ -240,10 +243,6 @@ async def _history(store: Store, tenant: str, task_id: bytes) -> list[Event]:
 
 def _print_task(task: Task, events: list[Event] | None) -> None:
     echo_fields(_fields(task))
-    error = task.error or (task.result.error if task.result else None)
-    if error is not None:
-        echo_styled(f"\nerror  {error.type}: {error.message}".rstrip(": "), "bold")
-        echo_fields([("", line) for line in error.traceback.rstrip().split("\n")] if error.traceback else [])
     if events is not None:
         click.echo()
         echo_table(
@@ -282,6 +281,8 @@ def _fields(task: Task) -> list[tuple[str, Cell]]:
         ("trace", task.traceparent),
         ("payload", value_text(task.payload, task.codec)),
         ("result", _result(task)),
+        ("error", (f"{task.error.type}: {task.error.message}", "red") if task.error else None),
+        ("traceback", task.error.traceback.rstrip() or None if task.error else None),
     ]  # fmt: skip
     return [(name, cell) for name, cell in fields if cell is not None]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections import Counter
@@ -26,10 +27,12 @@ from dibs.cli.output import (
     Cell,
     Column,
     age_text,
+    clean,
     count_text,
     echo_json,
     echo_rich,
     is_terminal,
+    plural,
     screen_width,
     size_text,
     table,
@@ -126,7 +129,11 @@ def _keys() -> Iterator[asyncio.Event]:
     before = termios.tcgetattr(stdin)
 
     def read() -> None:
-        if sys.stdin.buffer.read1(16).lower().startswith((b"q", b"\x1b")):
+        try:
+            keys = os.read(stdin, 16)
+        except OSError:
+            keys = b""
+        if not keys or keys.lower().startswith((b"q", b"\x1b")):  # no keys: the terminal is gone
             pressed.set()
 
     tty.setcbreak(stdin)
@@ -135,7 +142,8 @@ def _keys() -> Iterator[asyncio.Event]:
         yield pressed
     finally:
         loop.remove_reader(stdin)
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
 # -------------------------------------------------------------------------------------------------------- rates
@@ -183,10 +191,11 @@ class Rates:
     def per_s(self) -> dict[tuple[str, str], float]:
         """Tasks per second by (command, what), over the window or as much of it as there has been."""
         now_s = time.time()
-        seconds = max(1.0, min(float(WINDOW_S), now_s - self._began_s))
+        first = int(now_s) - WINDOW_S + 1
+        seconds = max(0.1, now_s - max(first, self._began_s))
         sums: Counter[tuple[str, str]] = Counter()
         for second, counts in self._buckets.items():
-            if second >= now_s - seconds - 1:
+            if second >= first:
                 sums.update(counts)
         return {what: count / seconds for what, count in sums.items()}
 
@@ -206,7 +215,9 @@ class Frame(Struct, frozen=True):
 
     def rate(self, what: str, command: str | None = None) -> float:
         """Tasks per second of one queue, or of all."""
-        return sum(rate for (queue, kind), rate in self.per_s.items() if kind == what and command in (None, queue))
+        if command is not None:
+            return self.per_s.get((command, what), 0.0)
+        return sum((rate for (_, kind), rate in self.per_s.items() if kind == what), start=0.0)
 
 
 async def _look(store: Store, session: Session, rates: Rates) -> Frame:
@@ -265,18 +276,26 @@ def _fitting(queues: list[QueueStats], room: int | None) -> tuple[list[QueueStat
 
 
 def _head(frame: Frame, width: int) -> list[Text]:
-    total = frame.stats.total
+    total, failing = frame.stats.total, frame.rate(FAILED)
     busy, slots = sum(worker.busy for worker in frame.workers), sum(worker.slots for worker in frame.workers)
-    lines = [
-        [("dibs top", "bold"), (frame.url, ""), (f"tenant {frame.tenant}", ""), ((time_text(frame.at_ms) or "")[11:19], "dim")],
-        [(f"{count_text(total.ready)} ready", "cyan"), (f"{count_text(total.delayed)} delayed", ""),
-         (f"{count_text(total.leased)} in progress", "yellow"), (f"{count_text(total.dead)} dead", "red" if total.dead else ""),
-         (size_text(total.bytes), "dim")],
-        [(f"{_rate(frame.rate(IN))}/s in", "cyan"), (f"{_rate(frame.rate(DONE))}/s done", "green"),
-         (f"{_rate(frame.rate(FAILED))}/s failed", "red" if frame.rate(FAILED) else ""),
-         (f"{len(frame.workers)} workers, {busy}/{slots} busy", "")],
-    ]  # fmt: skip
-    texts = [Text("  ").join(Text(text, style=style) for text, style in line) for line in lines]
+    clock = (time_text(frame.at_ms) or "")[11:19]
+    lines: list[list[tuple[str, str]]] = [
+        [("dibs top", "bold"), (frame.url, ""), (f"tenant {frame.tenant}", ""), (f"{clock}Z", "dim")],
+        [
+            (f"{count_text(total.ready)} ready", "cyan"),
+            (f"{count_text(total.delayed)} delayed", ""),
+            (f"{count_text(total.leased)} in progress", "yellow"),
+            (f"{count_text(total.dead)} dead", "red" if total.dead else ""),
+            (size_text(total.bytes), "dim"),
+        ],
+        [
+            (f"{_rate(frame.rate(IN))}/s in", "cyan"),
+            (f"{_rate(frame.rate(DONE))}/s done", "green"),
+            (f"{_rate(failing)}/s failed", "red" if failing else ""),
+            (f"{plural(len(frame.workers), 'worker')}, {busy} of {slots} slots busy", ""),
+        ],
+    ]
+    texts = [Text("  ").join(Text(clean(text), style=style) for text, style in line) for line in lines]
     for text in texts:
         text.truncate(width, overflow="ellipsis")
     return texts

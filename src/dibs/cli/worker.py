@@ -16,6 +16,7 @@ import msgspec
 
 from dibs.app import Dibs
 from dibs.cli.context import DURATION, Command, Session, pass_session
+from dibs.cli.errors import Exit
 from dibs.importing import import_app
 from dibs.portal import new_event_loop
 from dibs.settings import mask
@@ -65,8 +66,15 @@ def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
         die_with_parent(signal.SIGTERM)
     elif options["processes"] > 1 or options["reload"]:
         sys.exit(_supervise(options["processes"], reload=options["reload"]))
-    summary = _run(_worker(found, options), quiet=options["quiet"] or options["supervised"])
+    one = _worker(found, options)
+    if not options["quiet"] and not options["supervised"]:
+        _greet(one)
+    summary = _with_signals(one.run, one.stop)
     _tell(summary, as_json=session.json, quiet=options["quiet"])
+    if one.left_behind:
+        # The interpreter would wait for their threads.
+        sys.stdout.flush()
+        os._exit(Exit.OK)
 
 
 def _import(session: Session, names: Sequence[str]) -> list[Dibs]:
@@ -98,12 +106,6 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
     )
 
 
-def _run(worker: Worker, *, quiet: bool) -> Summary:
-    if not quiet:
-        _greet(worker)
-    return _with_signals(worker.run, worker.stop)
-
-
 def _supervise(count: int, *, reload: bool) -> int:
     """Runs this very command again, in processes of their own."""
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
@@ -133,6 +135,8 @@ def _greet(worker: Worker) -> None:
         commands = [name for name in app.functions if not worker.options.commands or name in worker.options.commands]
         tenants = ", ".join(worker.options.tenants or (app.tenant,))
         click.echo(f"worker {worker.name} on {mask(app.settings.url)} (tenant {tenants})", err=True)
+        if app.url.startswith("memory:"):
+            click.echo("  it is in the memory of this process: nobody else can enqueue here", err=True)
         for name in sorted(commands):
             function = app.functions[name]
             click.echo(f"  {name:<40} in a {function.policy.run_in}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dibs.checks import COMMANDS_MAX
 from dibs.task import BATCH_MAX, Lease
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane
@@ -32,12 +31,14 @@ class Claimer:
         self._worker = worker
         self._begin = begin
 
-    async def run(self) -> None:
-        """Claims for ever. While nothing is there, a claim waits with a single slot: the others are left to whoever
-        shares the lane."""
+    async def run(self, *, alone: bool) -> None:
+        """Claims for ever. One that has the lane for itself waits with all its free slots; one that shares it with
+        others keeps a single slot while it waits."""
         while True:
             await self.lane.slots.wait()
-            if not await self.take(BATCH_MAX):
+            if alone:
+                await self.take(BATCH_MAX, WAIT_S)
+            elif not await self.take(BATCH_MAX):
                 await self.lane.slots.wait()
                 await self.take(1, WAIT_S)
 
@@ -64,7 +65,7 @@ class Claimer:
         """Every command has its turn to be asked first, so that a busy queue does not starve the others."""
         if len(self._commands) > 1:
             self._commands.append(self._commands.pop(0))
-        return self._commands[:COMMANDS_MAX]
+        return self._commands
 
     def _job(self, lease: Lease) -> Job:
         return Job(lease, self.link.app.functions[lease.command], self.link, self.lane)

@@ -28,7 +28,19 @@ class Why(StrEnum):
 class Job:
     """One task in the hands of this worker, from its claim until its handler is gone."""
 
-    __slots__ = ("beat_s", "current", "function", "handle", "lane", "lease", "link", "progress", "settled", "why")
+    __slots__ = (
+        "beat_s",
+        "current",
+        "function",
+        "handle",
+        "lane",
+        "lease",
+        "link",
+        "progress",
+        "settled",
+        "timer",
+        "why",
+    )
 
     def __init__(self, lease: Lease, function: TaskFunction[..., Any], link: Link, lane: Lane) -> None:
         self.lease = lease
@@ -46,6 +58,8 @@ class Job:
         """Its outcome is decided; what the handler still returns is dropped."""
         self.handle: Any = None
         """What the lane needs to stop it."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Runs out when its timeout does."""
 
     def tell(self, progress: Progress | None) -> None:
         """The handler's: has a heartbeat sent soon, with this progress. Any thread."""

@@ -22,6 +22,8 @@ from dibs.task import ErrorInfo, Kind
 
 INVALID_ARGUMENTS = "INVALID_ARGUMENTS"
 INVALID_RESULT = "INVALID_RESULT"
+MESSAGE_MAX_CHARS = 8 * 1024
+TRACEBACK_MAX_CHARS = ERROR_TEXT_MAX_CHARS - MESSAGE_MAX_CHARS - 1024
 
 Function = TaskFunction[..., Any]
 
@@ -112,4 +114,11 @@ def error_info(error: BaseException) -> ErrorInfo:
         text = "".join(traceback.format_exception(kind, error, frames))
     except Exception as broken:  # noqa: BLE001 an error that cannot even be shown must not cost the task its outcome
         message, text = f"(cannot be shown: {type(broken).__name__})", ""
-    return ErrorInfo(name[:200], message[:ERROR_TEXT_MAX_CHARS], text[-ERROR_TEXT_MAX_CHARS:])
+    return ErrorInfo(
+        _storable(name[:200]), _storable(message[:MESSAGE_MAX_CHARS]), _storable(text[-TRACEBACK_MAX_CHARS:])
+    )
+
+
+def _storable(text: str) -> str:
+    """Returns text as UTF-8 can carry it: file names that could not be decoded put lone surrogates into messages."""
+    return text.encode(errors="replace").decode()

@@ -30,6 +30,7 @@ class Supervisor:
         self._watch = watch
         self._children: set[Process] = set()
         self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
         self._status = 0
         if watch:
             _import_watcher()
@@ -47,6 +48,7 @@ class Supervisor:
     def stop(self) -> None:
         """Has all workers stop; called again, at once."""
         self._stopping.set()
+        self._changed.set()
         self._signal(signal.SIGTERM)
 
     async def _keep(self) -> None:
@@ -60,6 +62,15 @@ class Supervisor:
             self._children.discard(child)
             if self._over(status, time.monotonic() - started_s):
                 return
+            await self._pause(failed=status > 0)
+
+    async def _pause(self, *, failed: bool) -> None:
+        """Waits before the next start; what failed and is being edited waits for the next change."""
+        if failed and self._watch:
+            log.warning("waiting for a change")
+            self._changed.clear()
+            await self._changed.wait()
+        elif not self._watch:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
 
@@ -74,12 +85,13 @@ class Supervisor:
         if status < 0:
             log.warning("a worker was killed by %s; starting another", signal.Signals(-status).name)
         elif status > 0:
-            log.warning("a worker ended with status %d; starting another", status)
+            log.warning("a worker ended with status %d", status)
         return False
 
     async def _restart_on_changes(self) -> None:
         async for changed in _changes(self._watch):
             log.warning("%s changed: restarting", ", ".join(changed))
+            self._changed.set()
             self._signal(signal.SIGTERM)
 
     def _signal(self, which: signal.Signals) -> None:

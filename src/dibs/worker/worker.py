@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from dibs.app import Dibs
-from dibs.checks import check_label, check_number, check_tenant, check_whole
+from dibs.checks import COMMANDS_MAX, check_label, check_number, check_tenant, check_whole
 from dibs.errors import InvalidOption
 from dibs.function import RunIn
 from dibs.ids import id_to_text
@@ -133,6 +134,11 @@ class Worker:
             await self._leave(links, registrars)
         return self.summary
 
+    @property
+    def left_behind(self) -> int:
+        """How many handlers would not stop. They are still running; their tasks were given back."""
+        return len(self._jobs)
+
     def stop(self) -> None:
         """Has the worker claim no more, and end when its handlers have, or their grace time. Called again: now."""
         if self._stopping.is_set():
@@ -147,7 +153,11 @@ class Worker:
         lanes = {run_in: self._lane(run_in) for run_in in {link.app.functions[name].policy.run_in for name in commands}}
         for run_in, lane in lanes.items():
             mine = [name for name in commands if link.app.functions[name].policy.run_in == run_in]
-            self._claimers += [Claimer(link, tenant, lane, mine, self.name, self._begin) for tenant in tenants]
+            self._claimers += [
+                Claimer(link, tenant, lane, mine[start : start + COMMANDS_MAX], self.name, self._begin)
+                for tenant in tenants
+                for start in range(0, len(mine), COMMANDS_MAX)
+            ]
         registrar = Registrar(link, tenants, self.name, list(lanes.values()), self._jobs.values())
         pulse = Pulse(link, self._jobs.values(), self._stop_job)
         background += _started(settler.run(), pulse.run(), sweep(link), registrar.run())
@@ -159,15 +169,16 @@ class Worker:
         return self._lanes[run_in]
 
     def _start_claiming(self) -> list[asyncio.Task[None]]:
-        for lane in self._lanes.values():
-            sharing = sum(claimer.lane is lane for claimer in self._claimers)
+        sharers = Counter(claimer.lane for claimer in self._claimers)
+        for lane, sharing in sharers.items():
             if sharing > lane.slots.count:
                 raise InvalidOption(
-                    f"{sharing} tenants or apps share {lane.slots.count} slots of the {lane.name} lane: each needs one"
+                    f"{sharing} tenants or apps share {lane.slots.count} slots for handlers in a {lane.name}: "
+                    "each needs one, so give the worker more"
                 )
         if self.options.drain:
             return _started(self._drain_queues())
-        return _started(*(claimer.run() for claimer in self._claimers))
+        return _started(*(claimer.run(alone=sharers[claimer.lane] == 1) for claimer in self._claimers))
 
     async def _until_stopped(self, background: list[asyncio.Task[None]], claiming: list[asyncio.Task[None]]) -> None:
         """Returns when the worker is to stop; raises if a part of it failed."""
@@ -245,7 +256,7 @@ class Worker:
             self._jobs[id(job)] = job
             by_lane.setdefault(job.lane, []).append(job)
             if job.lease.timeout_s is not None:
-                loop.call_later(job.lease.timeout_s, self._time_over, job)
+                job.timer = loop.call_later(job.lease.timeout_s, self._time_over, job)
             self._tell(job, Happening.CLAIMED)
         for lane, some in by_lane.items():
             lane.start(some)
@@ -255,6 +266,8 @@ class Worker:
         for job, how in ended:
             del self._jobs[id(job)]
             job.lane.slots.give_back(1)
+            if job.timer is not None:
+                job.timer.cancel()
             if not job.settled:
                 self._settle(job, how if job.why is None else _stopped(job, how))
         self._quiet.set()
