@@ -22,10 +22,11 @@ class Crew:
 
     def __init__(self, logs: Path) -> None:
         self.running: dict[str, Process] = {}
+        self.names: list[str] = []
         self.killed: list[str] = []
         self._logs = logs
 
-    async def start(self, name: str) -> Process:
+    async def start(self, name: str) -> None:
         """Starts ``dibs worker``; what it says goes to a file."""
         # Supervised: it ends when the demo does, even if that is killed. In a session of its own, an interrupt from the
         # keyboard does not reach it: the demo decides.
@@ -35,7 +36,7 @@ class Crew:
                 *command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self.running[name] = process
-        return process
+        self.names.append(name)
 
     async def watch(self) -> None:
         """Raises `WorkerDied` when one ends by itself: a demo that waited for it would wait for ever."""

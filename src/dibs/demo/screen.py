@@ -85,9 +85,8 @@ class Screen:
             for queue in stats.queues
         ]
         shown = self._table(("ready", "delayed", "leased", "dead", "done"), rows)
-        names = sorted({*crew.running, *crew.killed})
-        told = (f"{name}: {record.by_worker[name]}{' †' if name in crew.killed else ''}" for name in names)
-        workers = Text("done by  " + "   ".join(told)) if names else Text("no worker yet")
+        told = (f"{name} {record.by_worker[name]}{' (killed)' if name in crew.killed else ''}" for name in crew.names)
+        workers = Text("done by " + ", ".join(told) if crew.names else "no worker yet")
         self._live.update(Group(Text(), shown, workers), refresh=True)
 
     # ------------------------------------------------------------------------------------------------------ the summary
@@ -103,8 +102,10 @@ class Screen:
         self._wrapped("Deliveries: ", f"{account.total.deliveries:,} = {reasons}.")
         self.line()
         for check in account.checks:
-            mark = Text("ok    ", "green") if check.holds else Text("WRONG ", "bold red")
-            self._console.print(mark + Text(check.text), soft_wrap=True)
+            if check.holds:
+                self._wrapped("ok    ", check.text)
+            else:
+                self._wrapped("WRONG ", check.text, "bold red")
 
     def _table(self, titles: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Text:
         columns = [Column("queue", least=5), *(Column(title, right=True, least=4) for title in titles)]
