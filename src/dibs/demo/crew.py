@@ -44,7 +44,7 @@ class Crew:
             for name, process in self.running.items():
                 if process.returncode is not None:
                     said = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-                    raise WorkerDied("\n".join([f"{name} ended with status {process.returncode}. It said:", *said]))
+                    raise WorkerDied("\n".join([f"{name} ended by itself, with status {process.returncode}.", *said]))
             await asyncio.sleep(0.2)
 
     async def kill(self, name: str) -> None:
