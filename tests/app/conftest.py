@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def app(url: str, clock: ManualClock) -> Iterator[Dibs]:
+async def app(url: str, clock: ManualClock) -> AsyncIterator[Dibs]:
     """An app whose time stands still."""
-    with Dibs(url, clock=clock) as opened:
-        yield opened
+    opened = Dibs(url, clock=clock)
+    yield opened
+    opened.close()
+    await opened.aclose()
