@@ -60,7 +60,8 @@ def declare(app: Dibs, lane: str, body: Callable[[Any], Any], **options: Any) ->
     def plain(value: Any = None) -> Any:
         return body(value)
 
-    return app.task(name="work", **options)(plain)
+    made = app.task(name="work", **options)(plain)
+    return made
 
 
 async def journal(app: Dibs) -> list[Event]:

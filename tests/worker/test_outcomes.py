@@ -317,10 +317,10 @@ async def test_waiters_are_woken_by_every_kind_of_end(app: Dibs) -> None:
             raise Fail("NO")
 
     work = declare(app, "thread", body)
-    handles = fine, failed, cancelled = await work.aenqueue(0), await work.aenqueue(1), await work.aenqueue(2)
+    handles = [await work.aenqueue(value) for value in (0, 1, 2)]
     waiting = [asyncio.ensure_future(one.awaited(20)) for one in handles]
     await asyncio.sleep(0)
-    await cancelled.acancel()
+    await handles[2].acancel()
     await drained(app)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(one).__name__ for one in outcomes] == ["NoneType", "TaskFailed", "TaskCancelled"]
