@@ -157,7 +157,7 @@ def test_the_flags_of_a_worker_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_workers_are_started_with_flags_that_exist(page: Path) -> None:
     """Wherever a page shows how to start a worker, it can be started so."""
-    known = {name for option in worker.params for name in option.opts}
+    known = {name for option in worker.params for name in option.opts} | {"--help"}
     for line in re.findall(r"dibs worker [^`\n]*", page.read_text()):
         assert set(re.findall(r"(?<!\S)--[a-z-]+", line)) <= known, line
 
