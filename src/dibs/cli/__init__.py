@@ -119,12 +119,13 @@ def run(argv: Sequence[str]) -> int:
     args = list(argv)
     if args[0:1] in (["--help"], ["-h"]):
         args = [*args[1:], args[0]]  # `dibs --help ls` is `dibs ls --help`
+    as_json = "--json" in args
     try:
         return _invoked(args)
     except BrokenPipeError:
         return go_quietly()
     except Exception as error:  # noqa: BLE001 the last resort: told with its traceback, and its exit code says so
-        tell(error, as_json="--json" in args)
+        tell(error, as_json=as_json)
         return exit_code_of(error)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,8 +16,10 @@ from dibs.errors import InvalidName
 from dibs.ids import id_from_text
 from dibs.settings import FIELDS, Settings, load, read_duration_s
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.protocol import ALL_TENANTS
+
+if TYPE_CHECKING:
+    from dibs.stores.ordered.store import OrderedStore
 
 T = TypeVar("T")
 
@@ -49,10 +52,26 @@ class Session:
         """Opens the store, does the work and closes it. Only with `create` is a store made that does not exist."""
 
         async def opened() -> T:
-            async with await open_store(self.settings.url, settings=self.settings, create=create) as store:
+            async with await self._open(create) as store:
                 return await work(store)
 
         return asyncio.run(opened())
+
+    @contextlib.contextmanager
+    def steps(self, *, create: bool = False) -> Iterator[tuple[OrderedStore, asyncio.Runner]]:
+        """Opens the store for work in steps, each given to the runner; between them the process may wait for input, and
+        Ctrl-C ends that at once."""
+        with asyncio.Runner() as runner:
+            store = runner.run(self._open(create))
+            try:
+                yield store, runner
+            finally:
+                runner.run(store.close())
+
+    async def _open(self, create: bool) -> OrderedStore:
+        if self.settings.url.startswith("memory:"):
+            raise click.UsageError("A store in memory is gone when this command ends: name a directory with --url.")
+        return await open_store(self.settings.url, settings=self.settings, create=create)
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,6 +23,7 @@ from dibs.task import BATCH_MAX, PRIORITY_MAX, PRIORITY_MIN, Duplicate, Enqueued
 
 Outcome = Enqueued | Duplicate | Rejected
 REFUSALS_SHOWN = 20
+READ_BYTES = 1 << 20
 
 
 @click.command(
@@ -168,31 +168,41 @@ def _enqueue_lines(session: Session, task: NewTask, source: str, key_field: str 
     try:
         with ExitStack() as stack:
             stream = _opened(source, stack)
-            lines = (_line(number, text, task, key_field) for number, text in _texts(stream))
+            store, runner = stack.enter_context(session.steps(create=True))
             advance = stack.enter_context(progress(f"enqueue {task.command}"))
-            session.run(lambda store: _in_batches(store, session.tenant, lines, tally, advance), create=True)
+            for texts in _batches(stream):
+                batch = [_line(number, text, task, key_field) for number, text in texts]
+                runner.run(_enqueue_batch(store, session.tenant, batch, tally))
+                advance(len(batch))
     finally:
         # Also after Ctrl-C or an error: what was acknowledged stays enqueued.
         note(f"{tally.told()}.")
     return tally.exit_code
 
 
-async def _in_batches(
-    store: Store, tenant: str, lines: Iterator[Line], tally: Tally, advance: Callable[[int], None]
-) -> None:
-    while batch := list(islice(lines, BATCH_MAX)):
-        tasks = [line.task for line in batch if isinstance(line.task, NewTask)]
-        outcomes = iter(await store.enqueue(tenant, tasks))
-        for line in batch:
-            tally.add(line.number, line.task if isinstance(line.task, Rejected) else next(outcomes))
-        advance(len(batch))
+async def _enqueue_batch(store: Store, tenant: str, batch: Sequence[Line], tally: Tally) -> None:
+    tasks = [line.task for line in batch if isinstance(line.task, NewTask)]
+    outcomes = iter(await store.enqueue(tenant, tasks))
+    for line in batch:
+        tally.add(line.number, line.task if isinstance(line.task, Rejected) else next(outcomes))
 
 
-def _texts(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbers the lines from 1 and passes over the blank ones."""
-    for number, text in enumerate(stream, start=1):
-        if text.strip():
-            yield number, text.rstrip(b"\r\n")
+def _batches(stream: BinaryIO) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """Yields lines with their numbers, blank ones left out: as many as have come in, so that nothing that was written
+    to a pipe waits for what is still to be written."""
+    number = 0
+    for lines in _lines_as_they_come(stream):
+        texts = [(number + index, line.rstrip(b"\r")) for index, line in enumerate(lines, start=1) if line.strip()]
+        number += len(lines)
+        yield from (texts[start : start + BATCH_MAX] for start in range(0, len(texts), BATCH_MAX))
+
+
+def _lines_as_they_come(stream: BinaryIO) -> Iterator[list[bytes]]:
+    rest = b""
+    while chunk := stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield lines
+    yield [rest]
 
 
 def _line(number: int, text: bytes, task: NewTask, key_field: str | None) -> Line:

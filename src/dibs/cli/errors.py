@@ -18,10 +18,14 @@ from dibs.errors import (
     JournalTrimmed,
     LeaseLostError,
     ModeMismatch,
+    PartlyEnqueued,
     StoreCorrupt,
     StoreError,
     StoreFull,
     StoreMissing,
+    TaskError,
+    TaskUnfinished,
+    TaskUnknown,
     UnknownScheme,
 )
 from dibs.settings import mask
@@ -54,6 +58,10 @@ class Exit(IntEnum):
 EXIT_OF: dict[type[DibsError], Exit] = {
     InvalidInput: Exit.USAGE,
     LeaseLostError: Exit.NEGATIVE,
+    TaskError: Exit.NEGATIVE,
+    TaskUnfinished: Exit.TIMED_OUT,
+    TaskUnknown: Exit.NOT_FOUND,
+    PartlyEnqueued: Exit.NEGATIVE,
     JournalError: Exit.JOURNAL,
     StoreError: Exit.STORE,
 }
@@ -70,12 +78,6 @@ HINT_OF: dict[type[DibsError], str] = {
 }
 
 
-class TaskNotFound(click.ClickException):
-    """The tenant has no task of that name."""
-
-    exit_code = Exit.NOT_FOUND
-
-
 def exit_code_of(error: BaseException) -> int:
     """Returns the exit code that an error ends the process with."""
     if isinstance(error, click.Abort):
@@ -90,6 +92,9 @@ def tell(error: Exception, *, as_json: bool) -> None:
     if isinstance(error, click.Abort):
         click.echo("Aborted.", err=True)
         return
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return
     if exit_code_of(error) == Exit.INTERNAL:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     code, message, hint = _told(error)
@@ -98,7 +103,9 @@ def tell(error: Exception, *, as_json: bool) -> None:
         return
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f"Try `{error.ctx.command_path} --help`."
-    click.echo(f"Error: {message}", err=True)
+    from dibs.cli.output import clean
+
+    click.echo("Error: " + "\n".join(map(clean, message.split("\n"))), err=True)
     if hint:
         click.echo(hint, err=True)
 
@@ -113,7 +120,7 @@ def _told(error: Exception) -> tuple[str, str, str | None]:
     if isinstance(error, click.UsageError):
         return "usage", error.format_message(), None
     if isinstance(error, click.ClickException):
-        return "not_found" if isinstance(error, TaskNotFound) else "failed", error.format_message(), None
+        return "failed", error.format_message(), None
     if isinstance(error, DibsError):
         hint = next((HINT_OF[kind] for kind in type(error).__mro__ if kind in HINT_OF), None)
         return error.code, mask(str(error)), hint

@@ -100,7 +100,7 @@ def _rendered(renderable: RenderableType, width: int) -> str:
     page = io.StringIO()
     options = {"highlight": False, "markup": False, "emoji": False}
     console = Console(file=page, force_terminal=is_terminal(), width=width, **options)  # type: ignore[arg-type]
-    console.print(renderable, end="")
+    console.print(renderable, end="", no_wrap=True, overflow="ellipsis")
     return page.getvalue().removesuffix("\n")
 
 
@@ -277,7 +277,7 @@ def age_text(at_ms: int | None, now_ms: int | None = None) -> str:
     """How long ago that was, or a dash."""
     if at_ms is None:
         return "-"
-    return duration_text(max(0, (now_ms or time.time_ns() // 1_000_000) - at_ms) / 1000)
+    return duration_text(max(0, (now_ms or time.time_ns() // 1_000_000) - at_ms) // 1000)
 
 
 def plural(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dibs.cli.context import DURATION, TASK_ID, Command, Session, pass_session
-from dibs.cli.errors import Exit, TaskNotFound
+from dibs.cli.errors import Exit
 from dibs.cli.output import (
     STYLES,
     Cell,
@@ -27,6 +27,7 @@ from dibs.cli.output import (
 )
 from dibs.cli.shapes import event_shape, task_shape, time_text
 from dibs.cli.values import value_text
+from dibs.errors import TaskUnknown
 from dibs.ids import id_to_text
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, ByKey, Event, Filter, Place, Status, Task, TaskRef
@@ -222,9 +223,9 @@ def _ref(task_id: bytes | None, by_key: tuple[str, str] | None) -> TaskRef:
     return ByKey(*by_key) if by_key else task_id or b""
 
 
-def _not_found(tenant: str, ref: TaskRef) -> TaskNotFound:
+def _not_found(tenant: str, ref: TaskRef) -> TaskUnknown:
     what = id_to_text(ref) if isinstance(ref, bytes) else f"with the key {ref.key!r} of {ref.command}"
-    return TaskNotFound(f"There is no task {what} (tenant {tenant}): never enqueued here, or no longer kept.")
+    return TaskUnknown(f"There is no task {what} (tenant {tenant}): never enqueued here, or no longer kept.")
 
 
 async def _history(store: Store, tenant: str, task_id: bytes) -> list[Event]:

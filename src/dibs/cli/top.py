@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -117,8 +118,10 @@ async def _every(interval_s: float, pressed: asyncio.Event) -> AsyncIterator[Non
 
 @contextlib.contextmanager
 def _keys() -> Iterator[asyncio.Event]:
-    """An event that is set when q is pressed. The terminal is put back as it was."""
+    """An event that is set when q is pressed or the process is told to end. The terminal is put back as it was."""
     pressed = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, pressed.set)
     if not sys.stdin.isatty():
         yield pressed
         return
