@@ -44,6 +44,7 @@ from dibs.stores.ordered.records import (
     decode_result,
     encode_config,
     encode_result,
+    encode_size,
     encode_state,
 )
 from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
@@ -60,7 +61,6 @@ class Work:
         "_expiries",
         "_placed",
         "_queues",
-        "_ranks",
         "_serial",
         "bodies",
         "deletes",
@@ -79,7 +79,6 @@ class Work:
         if work is None:
             work = txn.work = cls(txn)
         work._placed = 0
-        work._ranks.start(txn.version)
         return work
 
     def __init__(self, txn: Txn) -> None:
@@ -93,7 +92,6 @@ class Work:
         self.entries: list[tuple[bytes, bytes]] = []
         self.results: list[tuple[bytes, bytes]] = []
         self.others: list[tuple[bytes, bytes]] = []
-        self._ranks = _Ranks()
         self._queues: dict[tuple[str, str], QueueWork] = {}
         self._serial = 0
         self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
@@ -107,9 +105,13 @@ class Work:
 
     def back_rank(self, priority: int) -> bytes:
         """Returns the next rank at the back of a priority."""
-        rank = self._ranks[priority] + self._placed.to_bytes(4, "big") + KIND_TASK
-        self._placed += 1
-        return rank
+        return self.back_ranks(priority, 1)[0]
+
+    def back_ranks(self, priority: int, count: int) -> list[bytes]:
+        """Returns the next ranks at the back of a priority."""
+        head = ready_ranks(priority, self.txn.version)
+        start, self._placed = self._placed, self._placed + count
+        return [head + number.to_bytes(4, "big") + KIND_TASK for number in range(start, self._placed)]
 
     def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
         """Notes that something expires then; what a call lets expire together has one entry."""
@@ -170,20 +172,6 @@ class Work:
             queue.finish()
 
 
-class _Ranks(dict[int, bytes]):
-    """What the ranks at the back of each priority start with, in one call."""
-
-    _version = 0
-
-    def start(self, version: int) -> None:
-        self._version = version
-        self.clear()
-
-    def __missing__(self, priority: int) -> bytes:
-        ranks = self[priority] = ready_ranks(priority, self._version)
-        return ranks
-
-
 class QueueWork:
     """The moves of one queue's tasks."""
 
@@ -224,19 +212,38 @@ class QueueWork:
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
-    def put_new(self, task_id: bytes, place: int, rank: bytes, state: bytes, body: bytes, size: int) -> None:
-        """Puts a new task in, at the place that its encoded state names."""
-        work, counts = self.work, self._counts
+    def put_new(self, task_id: bytes, state: State, body: bytes) -> None:
+        """Puts a new task in, where its state says."""
+        work, place = self.work, state.place
         work.bodies.append((self._body_prefix + task_id, body))
-        work.entries.append((self._prefixes[place] + rank + task_id, b""))
-        work.states.append((self._state_prefix + task_id, state))
-        counts[place] += 1
-        counts[BYTES] += size
+        work.states.append((self._state_prefix + task_id, encode_state(state)))
+        work.entries.append((self._prefixes[place] + state.rank + task_id, b""))
+        self._counts[place] += 1
+        self._counts[BYTES] += state.size
         self.new.append(task_id)
         if place == READY:
             self._ready = True
         else:
-            self._due(from8(rank[:8]))
+            self._due(state.due_ms)
+
+    def put_alike(self, ids: list[bytes], state: State, bodies: list[bytes], sizes: list[int]) -> None:
+        """Puts new tasks in at the back of a priority. They share `state` up to rank and size, so theirs are cast from
+        one mould instead of being encoded one by one."""
+        work = self.work
+        ranks = work.back_ranks(state.priority, len(ids))
+        state.rank, state.size = ranks[0], sizes[0]
+        head, tail = encode_state(state).split(ranks[0] + encode_size(sizes[0]), 1)
+        body_prefix, state_prefix, ready_prefix = self._body_prefix, self._state_prefix, self.keys.ready
+        work.bodies += [(body_prefix + task_id, body) for task_id, body in zip(ids, bodies, strict=True)]
+        work.states += [
+            (state_prefix + task_id, head + rank + encode_size(size) + tail)
+            for task_id, rank, size in zip(ids, ranks, sizes, strict=True)
+        ]
+        work.entries += [(ready_prefix + rank + task_id, b"") for task_id, rank in zip(ids, ranks, strict=True)]
+        self._counts[READY] += len(ids)
+        self._counts[BYTES] += sum(sizes)
+        self._ready = True
+        self.new += ids
 
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
