@@ -28,7 +28,7 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import LEASE_DEFAULT_S, EventKind, Lease
+from dibs.task import LEASE_DEFAULT_S, Lease
 
 PROMOTED_PER_CLAIM = 200
 EXPIRED_PER_CLAIM = 1_000
@@ -109,8 +109,7 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
-        taken: list[bytes] = []
-        attempts: list[int] = []
+        taken: list[tuple[bytes, bytes, State, Body]] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
             # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
             state = decode_state(state_data or b"")
@@ -119,15 +118,13 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
                 expired += 1
                 continue
             body = decode_body(body_data or b"")
-            state.token = tokens[len(leases)]
+            state.token = tokens[len(leases) + len(taken)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1
-            queue.lease(entry, task_id, state)
-            taken.append(task_id)
-            attempts.append(state.attempts)
-            leases.append(_lease_of(call.tenant, task_id, state, body))
-        queue.events(EventKind.CLAIMED, taken, attempts, call.worker)
+            taken.append((entry, task_id, state, body))
+        queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
+        leases += [_lease_of(call.tenant, task_id, state, body) for _, task_id, state, body in taken]
         if len(ids) < wanted:
             queue.emptied()
             return False
