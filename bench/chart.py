@@ -62,7 +62,7 @@ def _label(one: Figure) -> str:
 
 
 def _colour(one: Figure) -> str:
-    if one.case.startswith(("LMDB floor", "SQLite")):
+    if one.case.startswith(("LMDB floor", "SQLite", "drain, store alone")):
         return BASE
     if "pruned" in one.case:
         return STEADY
@@ -102,5 +102,7 @@ PANELS = [
     Panel("A claim against the backlog: one by one", "µs per task", "backlog", ("of 1$",), ", claims of 1"),
     Panel("Single enqueues beside a busy process", "ms", "contend", (" p50$", " p99$")),
     Panel("A sweep that finds nothing", "µs", "sweep"),
+    Panel("Tasks end to end", "tasks/s", "tasks", ("map", "drain"), more_is_better=True),
+    Panel("A call and its answer", "ms", "tasks", ("call", "LMDB floor")),
     Panel("Disk and memory", "MB per million tasks", "footprint"),
 ]

@@ -335,6 +335,10 @@ def check_worker(info: WorkerInfo) -> None:
         raise InvalidOption(f"a worker registers at most {COMMANDS_MAX} commands, not {len(info.commands)}")
     for command in info.commands:
         check_command(command)
+    if len(info.tasks) > COMMANDS_MAX:
+        raise InvalidOption(f"a worker registers at most {COMMANDS_MAX} tasks, not {len(info.tasks)}")
+    for task_id in info.tasks:
+        check_id(task_id)
 
 
 def check_filter(which: Filter) -> None:

@@ -9,8 +9,16 @@
     │   ├── PayloadTooLarge    shrink it, or keep the data elsewhere and send a reference
     │   ├── InvalidCursor      start the listing again without a cursor
     │   ├── CodecError         the value cannot be encoded or the bytes cannot be decoded
+    │   ├── ArgumentsError     the arguments do not fit the handler's signature
+    │   ├── AppNotFound        no app can be imported by this name
     │   └── SettingsError      a setting cannot be read; the message names where it came from
     ├── LeaseLostError         stop working on the task, do not repeat the call
+    ├── TaskError              what became of a task that somebody asked for
+    │   ├── TaskFailed         it is a dead letter; the error of the handler is attached
+    │   ├── TaskCancelled      it was cancelled, or not started in time
+    │   ├── TaskUnfinished     it has not ended yet; ask again, or wait longer
+    │   └── TaskUnknown        there is no such task, or its result is no longer kept
+    ├── PartlyEnqueued         a long `map` stopped on the way; `batch` is what is in the queue
     ├── JournalError
     │   ├── JournalReset       the cursor belongs to another store; start from the oldest event
     │   └── JournalTrimmed     events were trimmed before they were read; decide whether to go on
@@ -22,6 +30,7 @@
         └── StoreRefused       the store cannot be opened like this; the message says why
             ├── UnknownScheme      no store is known for this URL
             ├── MissingDriver      install the named extra
+            ├── StoreMissing       there is no store yet; check the name, or let it be made
             ├── ForeignDirectory   the directory holds something else; name another
             ├── NewerFormat        upgrade dibs; an older one must not touch these files
             ├── ModeMismatch       open it with the durability it was made with
@@ -34,6 +43,7 @@ the way back, so that one table serves every boundary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 
 class DibsError(Exception):
@@ -78,6 +88,18 @@ class CodecError(InvalidInput):
     code = "codec"
 
 
+class ArgumentsError(InvalidInput):
+    """The arguments do not fit the handler's signature. Call it as it is declared."""
+
+    code = "arguments"
+
+
+class AppNotFound(InvalidInput):
+    """No app can be imported by this name. Name it as ``module:attribute``, as seen from the working directory."""
+
+    code = "app_not_found"
+
+
 class SettingsError(InvalidInput):
     """A setting is unknown or cannot be read. The message names the place it came from."""
 
@@ -88,6 +110,50 @@ class LeaseLostError(DibsError):
     """The token is not the task's current one: somebody else may hold it. Stop; do not repeat the call."""
 
     code = "lease_lost"
+
+
+class TaskError(DibsError):
+    """What became of a task that somebody asked for."""
+
+    code = "task"
+
+
+class TaskFailed(TaskError):
+    """The task ended as a dead letter. What its handler raised is here as text: the class may not exist here."""
+
+    code = "task_failed"
+
+    reason = ""
+    """Why it was given up: FAILED, MAX_ATTEMPTS, LEASE_EXPIRED, or what the handler said."""
+    type = ""
+    """The name of the class that the handler raised."""
+    remote_traceback = ""
+
+
+class TaskCancelled(TaskError):
+    """The task was cancelled, or had not started by its deadline."""
+
+    code = "task_cancelled"
+
+
+class TaskUnfinished(TaskError, TimeoutError):
+    """The task has not ended, or not in the time given. It may still: ask again, or wait longer."""
+
+    code = "task_unfinished"
+
+
+class TaskUnknown(TaskError):
+    """There is no such task in this tenant, or its result is no longer kept."""
+
+    code = "task_unknown"
+
+
+class PartlyEnqueued(DibsError):
+    """A `map` could not put everything in. `batch` is what is in the queue; the cause says what went wrong."""
+
+    code = "partly_enqueued"
+
+    batch: Any = None
 
 
 class JournalError(DibsError):
@@ -154,6 +220,12 @@ class MissingDriver(StoreRefused):
     """The store needs a driver that is not installed. The message names the extra to install."""
 
     code = "missing_driver"
+
+
+class StoreMissing(StoreRefused):
+    """There is no store there, and the caller asked not to make one. Check the name, or open it with `create`."""
+
+    code = "store_missing"
 
 
 class ForeignDirectory(StoreRefused):

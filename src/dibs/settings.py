@@ -8,7 +8,8 @@ command line and the documentation. A value comes from the first of these places
 where the pyproject.toml is the nearest one, from the working directory upwards.
 
 A name that is not a setting is refused in every place, so that a typing error cannot pass for a default. Sizes may be
-written with a unit (``16GiB``, ``500 MB``), durations too (``7d``, ``90 min``). Passwords in URLs are masked in
+written with a unit (``16GiB``, ``500 MB``), durations too (``7d``, ``90 min``); :func:`read_size_bytes` and
+:func:`read_duration_s` are the readers, for whatever else takes one. Passwords in URLs are masked in
 everything that prints: the values have no other text form.
 """
 
@@ -238,27 +239,42 @@ def _choice(doc: str, *choices: str) -> _Is:
 
 
 def _size(doc: str, *, at_least: int = 1) -> _Is:
-    example = "a size such as 1048576, 512MiB or 16GiB"
-    return _Is(doc, "SIZE", lambda raw: _quantity(raw, _BYTE_UNITS, at_least, example))
+    return _Is(doc, "SIZE", lambda raw: read_size_bytes(raw, at_least=at_least))
 
 
 def _duration(doc: str, *, at_least: int = 1) -> _Is:
-    example = "seconds, or a duration such as 90min, 12h or 7d"
-    return _Is(doc, "DURATION", lambda raw: _quantity(raw, _SECOND_UNITS, at_least, example))
+    return _Is(doc, "DURATION", lambda raw: _whole(_seconds(raw, at_least), "seconds"))
 
 
-_BYTE_UNITS: Final = {
+def read_size_bytes(raw: object, *, at_least: int = 0) -> int:
+    """Returns the bytes that `raw` stands for (``1048576``, ``512MiB``); a ValueError says what to give instead."""
+    return _whole(_quantity(raw, _BYTE_UNITS, at_least, "a size such as 1048576, 512MiB or 16GiB"), "bytes")
+
+
+def read_duration_s(raw: object, *, at_least: int = 0) -> float:
+    """Returns the seconds that `raw` stands for (``90``, ``250ms``, ``5m``, ``7d``); a ValueError says what to give
+    instead."""
+    return float(_seconds(raw, at_least))
+
+
+def _seconds(raw: object, at_least: int) -> Decimal:
+    return _quantity(raw, _SECOND_UNITS, at_least, "seconds, or a duration such as 90s, 5m, 12h or 7d")
+
+
+_BYTE_UNITS: Final[dict[str, int | Decimal]] = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_SECOND_UNITS: Final = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86_400}
+_SECOND_UNITS: Final[dict[str, int | Decimal]] = {
+    "": 1, "ms": Decimal("0.001"), "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400,
+}  # fmt: skip
 _QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([a-z]*)")
 
 # What a signed 64-bit number holds: the width of these values in every store and on the wire.
 _QUANTITY_MAX: Final = 2**63 - 1
 
 
-def _quantity(raw: object, units: Mapping[str, int], at_least: int, example: str) -> int:
+def _quantity(raw: object, units: Mapping[str, int | Decimal], at_least: int, example: str) -> Decimal:
     if isinstance(raw, int) and not isinstance(raw, bool):
         value = Decimal(raw)
     else:
@@ -268,8 +284,12 @@ def _quantity(raw: object, units: Mapping[str, int], at_least: int, example: str
         value = Decimal(match[1]) * units[match[2]]
     if not at_least <= value <= _QUANTITY_MAX:
         raise ValueError(f"give {example}, from {at_least} to {_QUANTITY_MAX}")
+    return value
+
+
+def _whole(value: Decimal, unit: str) -> int:
     if value != int(value):
-        raise ValueError(f"give {example}, in whole bytes or seconds")
+        raise ValueError(f"give a whole number of {unit}")
     return int(value)
 
 

@@ -429,6 +429,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     commands: list[str] = []
     started_ms: int = 0
     memory_bytes: int = 0
+    tasks: list[bytes] = []
+    """Some of those it runs, the oldest first."""
     seen_ms: int = 0
     """Set by the store."""
 

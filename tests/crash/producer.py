@@ -14,6 +14,7 @@ from dibs.ids import new_id
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
 from dibs.task import Enqueued, NewTask
+from tests.crash.lifeline import die_with_parent
 from tests.crash.log import Log
 
 TENANT = "crash"
@@ -39,7 +40,7 @@ async def _produce(store: Store, log: Log, dice: random.Random) -> None:
 
 def _task(dice: random.Random) -> NewTask:
     command = dice.choice(COMMANDS)
-    key = f"k{dice.randrange(100_000)}" if dice.random() < 0.2 else None
+    key = f"k{dice.randrange(1_000)}" if dice.random() < 0.2 else None
     return NewTask(
         command=command,
         id=new_id(TENANT, command, key),
@@ -52,4 +53,5 @@ def _task(dice: random.Random) -> NewTask:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     asyncio.run(main(sys.argv[1], Log(Path(sys.argv[2])), int(sys.argv[3])))

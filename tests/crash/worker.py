@@ -17,6 +17,7 @@ from dibs.ids import new_id
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
 from dibs.task import ErrorInfo, Heartbeat, Kind, Lease, Settled, Settlement
+from tests.crash.lifeline import die_with_parent
 from tests.crash.log import Log
 from tests.crash.producer import COMMANDS, TENANT
 
@@ -75,4 +76,5 @@ def _settlement(lease: Lease, dice: random.Random) -> Settlement | None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     asyncio.run(main(sys.argv[1], Log(Path(sys.argv[2])), int(sys.argv[3])))

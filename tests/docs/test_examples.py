@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from dibs import Backoff, Batch, CurrentTask, Dibs, Handle
+from dibs.cli.worker import worker
 from dibs.errors import all_errors
+from dibs.function import CallOptions
+from dibs.listeners import Happening
 from dibs.task import NewTask
+from dibs.testing.kit import Kit
 from tests.docs import settings_table
-from tests.docs.pages import PAGES, ROOT, Block, prose, python_blocks
+from tests.docs.pages import PAGES, ROOT, Block, blocks, prose, python_blocks
 
 PROGRAMS = [block for block in python_blocks() if block.name is None]
-SUITE = [block for block in python_blocks() if block.name is not None]
+SUITE = [block for block in blocks(ROOT / "docs" / "testing-a-store.md") if block.name is not None]
 VALUES = ROOT / "docs" / "values-and-errors.md"
 
 
@@ -26,12 +33,6 @@ def test_a_block_is_a_program_that_runs(block: Block, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "example.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_readme_has_a_program() -> None:
-    """The first page shows something that runs, on its first screen."""
-    first = next(block for block in PROGRAMS if block.page == ROOT / "README.md")
-    assert first.line + first.code.count("\n") <= 50
 
 
 def test_the_suite_for_store_authors_runs(tmp_path: Path) -> None:
@@ -64,12 +65,23 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
-    """A path in backticks is there: from the root or, without a directory, somewhere in the package."""
+    """A path in backticks is there: from the root or, without a directory, somewhere in the package; or the page
+    itself shows it as a file."""
+    shown = {block.name for block in blocks(page)}
     for name in re.findall(r"`([\w./-]+\.(?:py|md|toml)|[\w./-]+/)`", page.read_text()):
         if re.match(r"(src|tests|docs|bench|examples)/", name):
             assert (ROOT / name).exists(), name
-        elif name.endswith(".py") and "/" not in name:
+        elif name.endswith(".py") and "/" not in name and name not in shown:
             assert any((ROOT / "src").rglob(name)), name
+
+
+def test_every_module_has_its_room() -> None:
+    """The architecture names each module of the package, or the directory that it is one of many in."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for module in (ROOT / "src" / "dibs").rglob("*.py"):
+        name = module.relative_to(ROOT)
+        if not name.stem.startswith("__"):
+            assert f"`{name}`" in page or any(f"| `{parent}/` |" in page for parent in name.parents), name
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -77,6 +89,15 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    """What the first page says of speed was measured, in the run that the benchmarks show."""
+    section = (ROOT / "README.md").read_text().partition("## Performance")[2].partition("\n## ")[0]
+    measured = (ROOT / "bench" / "README.md").read_text().partition("## Figures")[2]
+    figures = re.findall(r"\d[\d,]*\.\d+|\d+,\d{3}", section)
+    assert figures
+    assert [figure for figure in figures if f"| {figure} |" not in measured] == []
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
@@ -90,11 +111,78 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == NewTask.__struct_fields__
 
 
+def test_the_tables_of_the_decorator_are_those_of_the_code() -> None:
+    """What `@app.task` takes has a row, in order: its own parameters, and the options of each enqueue."""
+    declared = list(inspect.signature(Dibs.task).parameters)
+    assert rows("tasks.md", "## Declaring") == [name for name in declared if name not in ("self", "handler", "options")]
+    assert rows("tasks.md", "## Options") == list(CallOptions.__annotations__)
+
+
+def test_the_fields_of_a_backoff_are_those_of_the_code() -> None:
+    """Each has a row, in order, with its default."""
+    assert rows("tasks.md", "## Failures") == list(Backoff.__struct_fields__)
+    section = section_of("tasks.md", "## Failures")
+    for name, default in zip(Backoff.__struct_fields__, Backoff.__struct_defaults__, strict=True):
+        shown = f'`"{default}"`' if isinstance(default, str) else f"{default:g}"
+        assert f"| `{name}` | {shown} |" in section
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind", "not_for_users"),
+    [
+        ("## Handles", Handle, set()),
+        ("## Handles", Batch, {"task_ids"}),
+        ("## In a handler", CurrentTask, {"stop"}),
+        ("## The fixture", Kit, set()),
+    ],
+)
+def test_what_can_be_asked_is_told(heading: str, kind: type, not_for_users: set[str]) -> None:
+    """Every public name of a handle, a batch, the current task and the kit is on its page."""
+    section = section_of("testing-your-tasks.md" if kind is Kit else "tasks.md", heading)
+    for name in {name for name in dir(kind) if not name.startswith("_")} - not_for_users:
+        assert re.search(rf"\b{name}\b", section), name
+
+
+def test_the_flags_of_a_worker_are_those_of_the_code() -> None:
+    """The table has every flag of `dibs worker` that is its own, in order, and its default where it shows one."""
+    own = [option for option in worker.params if isinstance(option, click.Option) and not option.hidden]
+    own = own[: next(index for index, option in enumerate(own) if option.name == "url")]
+    section = section_of("workers.md", "## Options")
+    assert re.findall(r"^\| `(--[\w-]+)` \|", section, re.MULTILINE) == [option.opts[0] for option in own]
+    for option in own:
+        if option.show_default and option.name != "pool":
+            assert f"| `{option.opts[0]}` | {option.default} |" in section
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_workers_are_started_with_flags_that_exist(page: Path) -> None:
+    """Wherever a page shows how to start a worker, it can be started so."""
+    known = {name for option in worker.params for name in option.opts}
+    for line in re.findall(r"dibs worker [^`\n]*", page.read_text()):
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", line)) <= known, line
+
+
+def test_every_event_is_told() -> None:
+    """The table of events has all that one can listen to, and nothing else."""
+    table = re.findall(r"^\| (`.*?) \|", section_of("tasks.md", "## Events"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(table)) == list(Happening)
+
+
 def test_the_tree_of_errors_is_that_of_the_code() -> None:
     """The page draws every error, parents first, and no other."""
     tree = VALUES.read_text().partition("## Errors")[2].split("```")[1]
     drawn = re.findall(r"^[│├└─ ]*(\w+)", tree, re.MULTILINE)
     assert [name for name in drawn if name] == [error.__name__ for error in all_errors() if "dibs" in error.__module__]
+
+
+def section_of(page: str, heading: str) -> str:
+    """The text below a heading, up to the next of its level."""
+    return (ROOT / "docs" / page).read_text().partition(f"\n{heading}")[2].partition("\n## ")[0]
+
+
+def rows(page: str, heading: str) -> list[str]:
+    """What the rows of a section's tables begin with, where that is one name."""
+    return re.findall(r"^\| `(\w+)` \|", section_of(page, heading), re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:

@@ -103,3 +103,17 @@ async def test_what_is_there_is_not_overwritten(store: OrderedStore, tmp_path: P
     with pytest.raises(ForeignDirectory):
         restore(taken, tmp_path / "new")
     assert [path.name for path in taken.iterdir()] == ["notes.txt"]
+
+
+async def test_what_cannot_be_written_is_refused(store: OrderedStore, tmp_path: Path) -> None:
+    """A file in the way, or a backup that is rubbish, is told as a refusal and not as the system's error."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreRefused, match="cannot take the copy"):
+        await store.backup(tmp_path / "file")
+    await store.backup(tmp_path / "copy")
+    with pytest.raises(StoreRefused, match="cannot take the copy"):
+        restore(tmp_path / "copy", tmp_path / "file" / "below")
+    (tmp_path / "rubbish").mkdir()
+    (tmp_path / "rubbish" / "data.mdb").write_bytes(b"rubbish" * 10_000)
+    with pytest.raises(StoreRefused):
+        restore(tmp_path / "rubbish", tmp_path / "new")

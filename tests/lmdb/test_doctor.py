@@ -13,16 +13,18 @@ from dibs.ids import id_to_text, new_id
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import (
     DUE,
+    EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
     META_JOURNAL_BYTES,
     end_of,
+    expiry_key,
     ms8,
     queue_keys,
     tenant_keys,
 )
 from dibs.stores.ordered.store import OrderedStore
-from dibs.task import Kind, Settled, Status
+from dibs.task import ByKey, Duplicate, Kind, NewTask, Settled, Status
 from dibs.testing.contract.steps import (
     BOOM,
     COMMAND,
@@ -35,8 +37,10 @@ from dibs.testing.contract.steps import (
     look,
     pass_time,
     put,
+    put_completed,
     retry,
     settle,
+    sweep_all,
     take,
 )
 
@@ -262,25 +266,54 @@ async def test_it_is_named_and_mended(
 
 
 async def test_a_lost_key_is_named(store: OrderedStore) -> None:
-    """A task that is kept holds its key: without the record a repeat would be accepted as new."""
-    await fill(store)
+    """A task that is kept holds its key: without the record a repeat would be accepted as new, until it is mended."""
+    ward = await fill(store)
 
     def lose(txn: Txn) -> None:
         [key] = txn.scan_keys(QUEUE.key, end_of(QUEUE.key), 10)
         txn.delete(key)
 
     await break_it(store, lose)
-    assert (await store.doctor()).problems
+    [problem] = (await store.doctor()).problems
+    assert problem.what == "does not hold its deduplication key"
+    assert id_to_text(ward.keyed) in problem.where
+    assert (await store.doctor(mend=True)).clean
+    [repeat] = await store.enqueue(TENANT, [NewTask(command=COMMAND, key="k")])
+    assert repeat == Duplicate(ward.keyed, Status.PENDING)
+
+
+async def test_a_key_passed_on_is_no_problem(store: OrderedStore, clock: ManualClock) -> None:
+    """A key went to a second task when the first was over; a clock set back shows both, and one has the key."""
+    first = await put_completed(store, key="k", result_ttl_s=10)
+    clock.advance(11)
+    second = await put(store, key="k")
+    clock.advance(-2)
+    assert {task.id for task in await list_all(store)} == {first, second}
+    assert [task and task.id for task in await store.get(TENANT, [ByKey(COMMAND, "k")])] == [second]
+    report = await store.doctor()
+    assert report.clean, report.problems
+
+
+async def test_an_expiry_that_names_a_task_twice(store: OrderedStore, clock: ManualClock) -> None:
+    """Such entries were written once: what they name is removed, and counted, once."""
+    ward = await fill(store)
+    until_ms = (await look(store, ward.done)).kept_until_ms
+    assert until_ms is not None
+    twice = expiry_key(until_ms, EXPIRE_TASK, TENANT, bytes(12))
+    await break_it(store, lambda txn: txn.put(twice, ward.done * 2))
+    clock.advance((until_ms - clock.now_ms()) / 1000)
+    await sweep_all(store)
+    report = await store.doctor()
+    assert report.clean, report.problems
+    assert ward.done not in {task.id for task in await list_all(store)}
 
 
 async def test_a_result_without_a_task(store: OrderedStore) -> None:
     """A result that nobody can ask for is named and dropped."""
     await put(store)
     await settle(store, await take(store), Kind.COMPLETE, result=b"r" * 10_000)
-    keys = store._engine.read(lambda txn: txn.scan(OWNER.result, end_of(OWNER.result), 10))
-    if not keys:
-        pytest.skip("this result is kept elsewhere")
-    await break_it(store, lambda txn: txn.put(OWNER.result + new_id(), keys[0][1]))
+    [(_, result)] = store._engine.read(lambda txn: txn.scan(OWNER.result, end_of(OWNER.result), 10))
+    await break_it(store, lambda txn: txn.put(OWNER.result + new_id(), result))
     assert [problem.what for problem in (await store.doctor()).problems] == ["result without a task"]
     assert (await store.doctor(mend=True)).clean
 

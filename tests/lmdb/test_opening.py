@@ -14,6 +14,7 @@ from dibs.errors import (
     NetworkFileSystem,
     NewerFormat,
     StoreClosed,
+    StoreMissing,
     StoreRefused,
 )
 from dibs.settings import Settings
@@ -96,6 +97,25 @@ def write(path: Path, content: bytes) -> None:
 def read(path: Path) -> bytes:
     """What a file holds."""
     return path.read_bytes()
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["missing", "empty"])
+async def test_a_store_is_not_made_unless_asked(directory: Path, there: bool) -> None:
+    """Without `create`, a directory that is missing or empty is left so; a store that is there is opened."""
+    if there:
+        directory.mkdir()  # noqa: ASYNC240 nothing else runs in this loop
+    with pytest.raises(StoreMissing, match="there is no store in"):
+        await open_store(str(directory), create=False)
+    assert names(directory) == ([] if there else None)
+    async with await open_store(str(directory)) as store:
+        store_id = store.store_id
+    async with await open_store(str(directory), create=False) as store:
+        assert store.store_id == store_id
+
+
+def names(directory: Path) -> list[str] | None:
+    """What a directory holds, if it exists."""
+    return [path.name for path in directory.iterdir()] if directory.exists() else None
 
 
 @pytest.mark.parametrize("content", [b"rubbish" * 10_000, b"x"], ids=["long", "short"])

@@ -39,7 +39,7 @@ asyncio.run(main())
 """
 
 WAIT_FOR_A_TASK = """
-protocol.FALLBACK_LOOK_S = 60
+waiting.FALLBACK_LOOK_S = 60
 async def main():
     store = await open_store(URL)
     leases = await store.claim("default", ["work"], wait_s=30)
@@ -49,7 +49,7 @@ asyncio.run(main())
 """
 
 WAIT_FOR_AN_END = """
-protocol.FALLBACK_LOOK_S = 60
+waiting.FALLBACK_LOOK_S = 60
 async def main():
     store = await open_store(URL)
     [task] = await store.wait("default", [bytes.fromhex(ARGS[0])], wait_s=30)

@@ -16,6 +16,9 @@ from dibs.stores import open_store
 from dibs.stores.ordered.store import OrderedStore
 from dibs.testing.simulation import StoreMachine
 
+#: A failure is made small, for up to five minutes, before it is told.
+TIMEOUT_S = 600
+
 
 class OrderedMachine(StoreMachine):
     """A store that has a doctor."""
@@ -28,15 +31,15 @@ class OrderedMachine(StoreMachine):
         assert report.tasks == len(self.model.tasks)
 
 
-def check_memory(examples: int, steps: int) -> None:
+def check_memory(profile: settings) -> None:
     """Runs the machine on the sorted map. (hypothesis takes anything that makes machines, and declares less.)"""
     run_state_machine_as_test(
         lambda: OrderedMachine(lambda clock: open_store("memory:", clock=clock), in_turn=True),  # type: ignore[arg-type]
-        settings=profile(examples, steps),
+        settings=profile,
     )
 
 
-def check_lmdb(directory: Path, examples: int, steps: int) -> None:
+def check_lmdb(directory: Path, profile: settings) -> None:
     """Runs the machine on LMDB, each time in a new directory, closed and opened again now and then."""
     numbers = itertools.count()
 
@@ -46,14 +49,15 @@ def check_lmdb(directory: Path, examples: int, steps: int) -> None:
 
     run_state_machine_as_test(
         lambda: OrderedMachine(opener(), reopens=True, in_turn=True),  # type: ignore[arg-type]
-        settings=profile(examples, steps),
+        settings=profile,
     )
 
 
-def profile(examples: int, steps: int) -> settings:
-    """No deadline: how long a step takes is not what is tested."""
+def histories(examples: int, steps: int, *, anew: bool = False) -> settings:
+    """So many histories of so many steps: the same in every run, or others each time, where a failure prints the blob
+    that repeats it. No deadline: how long a step takes is not what is tested."""
     return settings(
-        derandomize=True,
+        derandomize=not anew,
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
@@ -63,27 +67,27 @@ def profile(examples: int, steps: int) -> settings:
     )
 
 
-@pytest.mark.timeout(300)  # a failure is made small before it is told
+@pytest.mark.timeout(TIMEOUT_S)
 def test_memory_is_as_the_model() -> None:
     """Whatever is done to it in whatever order, the store on the memory engine answers and stands as the rules say."""
-    check_memory(examples=400, steps=40)
+    check_memory(histories(400, steps=40))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_lmdb_is_as_the_model(tmp_path: Path) -> None:
     """The same on LMDB, where nothing is forgotten or invented by closing and opening."""
-    check_lmdb(tmp_path, examples=150, steps=40)
+    check_lmdb(tmp_path, histories(150, steps=40))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_memory_is_as_the_model_for_long() -> None:
-    """Far more and far longer histories on the memory engine."""
-    check_memory(examples=5_000, steps=120)
+    """Far more and far longer histories on the memory engine, new ones in every run."""
+    check_memory(histories(5_000, steps=120, anew=True))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_lmdb_is_as_the_model_for_long(tmp_path: Path) -> None:
-    """Far more and far longer histories on LMDB."""
-    check_lmdb(tmp_path, examples=1_000, steps=120)
+    """Far more and far longer histories on LMDB, new ones in every run."""
+    check_lmdb(tmp_path, histories(1_000, steps=120, anew=True))

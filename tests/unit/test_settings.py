@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dibs.errors import SettingsError
-from dibs.settings import FIELDS, Settings, load, mask, resolve
+from dibs.settings import FIELDS, Settings, load, mask, read_duration_s, read_size_bytes, resolve
 
 SECRET = "s3cr3t"
 
@@ -155,7 +155,8 @@ class TestValues:
         assert load({"max_bytes": written}, {}, project).max_bytes == size
 
     @pytest.mark.parametrize(
-        ("written", "seconds"), [("7d", 604_800), ("90min", 5400), ("1.5h", 5400), ("30s", 30), ("30", 30), (30, 30)]
+        ("written", "seconds"),
+        [("7d", 604_800), ("90min", 5400), ("90m", 5400), ("1.5h", 5400), ("30s", 30), ("30", 30), (30, 30)],
     )
     def test_durations(self, project: Path, written: object, seconds: int) -> None:
         """A duration is a number of seconds, or a number with a unit."""
@@ -166,7 +167,7 @@ class TestValues:
         [
             *(("max_bytes", bad) for bad in ["", "lots", "16G", "-1", "0", 0, -5, "1e9", "nan", "0x10", "0.3B", "1.5"]),
             *(("max_bytes", bad) for bad in [True, 1.5, [], 2**63, 10**400, "9" * 5000, "9" * 19 + "TiB", "١٦"]),
-            *(("journal_retention_s", bad) for bad in ["7m", "a week", "0", "-7d", "1GiB"]),
+            *(("journal_retention_s", bad) for bad in ["7 months", "a week", "0", "-7d", "1GiB", "1500ms"]),
             *(("durability", bad) for bad in ["", "SYNC", "none", 1, ["sync"]]),
             *(("tenant", bad) for bad in ["", "A", "a/b", "-a", "x" * 65, "a\n", 7, ["a"]]),
             *(("url", bad) for bad in ["", "  ", 7, []]),
@@ -176,6 +177,21 @@ class TestValues:
         """A value that cannot be read is refused, naming the setting and the place."""
         with pytest.raises(SettingsError, match=f"^{name} from flag cannot be "):
             load({name: written}, {}, project)
+
+    @pytest.mark.parametrize(("written", "seconds"), [("250ms", 0.25), ("1.5s", 1.5), ("0", 0.0), ("2 h", 7200.0)])
+    def test_durations_with_fractions(self, written: str, seconds: float) -> None:
+        """What is not a setting may be a part of a second, or nothing at all."""
+        assert read_duration_s(written) == seconds
+
+    @pytest.mark.parametrize("written", ["", "-1s", "1e3", "5 parsecs", "nan"])
+    def test_unreadable_durations(self, written: str) -> None:
+        """The reader says what to give instead."""
+        with pytest.raises(ValueError, match=r"^give seconds, or a duration such as"):
+            read_duration_s(written)
+
+    def test_size_reader(self) -> None:
+        """Sizes outside the settings are read as those in them."""
+        assert read_size_bytes("16MiB") == 16 * 2**20
 
     def test_origin_is_named(self, project: Path) -> None:
         """The message names the variable or the file to look into, and what to write instead."""

@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 async def open_store(
-    url: str | os.PathLike[str], *, clock: Clock | None = None, settings: Settings | None = None
+    url: str | os.PathLike[str], *, clock: Clock | None = None, settings: Settings | None = None, create: bool = True
 ) -> OrderedStore:
     """Opens the store that `url` names; drivers are imported only when they are named.
 
@@ -31,7 +31,8 @@ async def open_store(
     ``lmdb:DIR`` or a path  a directory on this machine, shared by its processes; the default
     ======================  ======================================================================
 
-    `settings` gives limits and durability; `clock` is for tests.
+    `settings` gives limits and durability; `clock` is for tests. Without `create`, a directory that holds no store yet
+    is left as it is (`StoreMissing`).
     """
     settings = settings or Settings()
     clock = clock or SystemClock()
@@ -40,10 +41,10 @@ async def open_store(
     if colon and scheme == "memory":
         return _ordered(_memory(rest, clock), settings)
     if colon and scheme == "lmdb":
-        return _ordered(_lmdb(rest, clock, settings), settings)
+        return _ordered(_lmdb(rest, clock, settings, create), settings)
     if not url or _SCHEME.match(url):
         raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front) or memory:")
-    return _ordered(_lmdb(url, clock, settings), settings)
+    return _ordered(_lmdb(url, clock, settings, create), settings)
 
 
 async def restore_store(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
@@ -67,7 +68,7 @@ def _memory(name: str, clock: Clock) -> Engine:
     return MemoryEngine.open(name, clock)
 
 
-def _lmdb(directory: str, clock: Clock, settings: Settings) -> Engine:
+def _lmdb(directory: str, clock: Clock, settings: Settings, create: bool) -> Engine:
     try:
         from dibs.stores.ordered.lmdb import LmdbEngine
     except ImportError as error:
@@ -80,6 +81,7 @@ def _lmdb(directory: str, clock: Clock, settings: Settings) -> Engine:
         max_bytes=settings.max_bytes,
         durability=settings.durability,
         disk_reserve_bytes=settings.disk_reserve_bytes,
+        create=create,
     )
 
 

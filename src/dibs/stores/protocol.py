@@ -11,19 +11,18 @@ ids and claim ids are the caller's, a settlement is recognised by its token, the
 from __future__ import annotations
 
 import abc
-import asyncio
 import builtins
-import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self
 
 from msgspec import Struct
 
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.ids import new_id, new_ids
+from dibs.stores.batches import batches, ids_of, listed, merged, slices
+from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
     BATCH_MAX,
@@ -59,12 +58,7 @@ from dibs.task import (
 #: The operator's tenant: every tenant at once, for the verbs that say they take it.
 ALL_TENANTS = "*"
 
-BATCH_MAX_BYTES = 1 << 20
 SWEEP_BUDGET = 1_000
-FALLBACK_LOOK_S = 1.0
-
-Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
 
 
 class Order(Struct, frozen=True):
@@ -96,16 +90,16 @@ class Store(abc.ABC):
         """
         checks.check_tenant(tenant)
         rejected: dict[int, Rejected] = {}
-        tasks = _listed(tasks)
+        tasks = listed(tasks)
         for index, task in enumerate(tasks):
             try:
                 checks.check_new_task(tenant, task, self.limits)
             except InvalidInput as error:
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Enqueued | Duplicate | Rejected] = []
-        for batch in _batches(tasks, rejected, lambda task: len(task.payload)):
-            outcomes += await self._enqueue(tenant, batch, _ids(tenant, batch))
-        return _merged(outcomes, rejected)
+        for batch in batches(tasks, rejected, lambda task: len(task.payload)):
+            outcomes += await self._enqueue(tenant, batch, ids_of(tenant, batch))
+        return merged(outcomes, rejected)
 
     async def claim(
         self,
@@ -149,37 +143,37 @@ class Store(abc.ABC):
             return await self._ready_in_s(tenant, commands)
 
         topics = [Ready(tenant, command) for command in commands]
-        return await _wait_for(self.subscribe(topics, limit), look, pause_s, wait_s)
+        return await wait_for(self.subscribe(topics, limit), look, pause_s, wait_s)
 
     async def heartbeat(self, beats: Sequence[Heartbeat]) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases from now on, and tells whether a cancel was asked for."""
         rejected: dict[int, Rejected] = {}
-        beats = _listed(beats)
+        beats = listed(beats)
         for index, beat in enumerate(beats):
             try:
                 checks.check_heartbeat(beat)
             except InvalidInput as error:
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Extended | LeaseLost | Rejected] = []
-        for batch in _batches(beats, rejected, lambda _: 0):
+        for batch in batches(beats, rejected, lambda _: 0):
             outcomes += await self._heartbeat(batch)
-        return _merged(outcomes, rejected)
+        return merged(outcomes, rejected)
 
     async def settle(
         self, settlements: Sequence[Settlement]
     ) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
         """Ends leases. At most one settlement per token is accepted; a wrong token changes nothing."""
         rejected: dict[int, Rejected] = {}
-        settlements = _listed(settlements)
+        settlements = listed(settlements)
         for index, item in enumerate(settlements):
             try:
                 checks.check_settlement(item, self.limits)
             except InvalidInput as error:
                 rejected[index] = Rejected.of(error)
         outcomes: builtins.list[Settled | Already | LeaseLost | Rejected] = []
-        for batch in _batches(settlements, rejected, lambda item: len(item.result or b"")):
+        for batch in batches(settlements, rejected, lambda item: len(item.result or b"")):
             outcomes += await self._settle(batch)
-        return _merged(outcomes, rejected)
+        return merged(outcomes, rejected)
 
     # ------------------------------------------------------------------------------------------------ looking, acting
 
@@ -188,14 +182,14 @@ class Store(abc.ABC):
         checks.check_tenant(tenant)
         for ref in refs:
             checks.check_ref(ref)
-        return [task for batch in _slices(refs) for task in await self._get(tenant, batch)]
+        return [task for batch in slices(refs) for task in await self._get(tenant, batch)]
 
     async def cancel(self, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Cancelled]:
         """Ends what has not started at once; asks the worker of what is in progress to stop."""
         checks.check_tenant(tenant)
         for ref in refs:
             checks.check_ref(ref)
-        return [outcome for batch in _slices(refs) for outcome in await self._cancel(tenant, batch)]
+        return [outcome for batch in slices(refs) for outcome in await self._cancel(tenant, batch)]
 
     async def wait(self, tenant: str, ids: Sequence[bytes], wait_s: float) -> builtins.list[Task | None]:
         """Returns how the tasks stand once any of them has ended (or does not exist), or after `wait_s`."""
@@ -212,7 +206,7 @@ class Store(abc.ABC):
             return any(task is None or task.status.ended for task in tasks)
 
         topics = [Ended(tenant, task_id) for task_id in dict.fromkeys(ids)]
-        return await _wait_for(self.subscribe(topics), look, _no_hint, wait_s, over)
+        return await wait_for(self.subscribe(topics), look, no_hint, wait_s, over)
 
     async def replay(
         self, tenant: str, which: Sequence[bytes] | Filter, *, limit: int = BATCH_MAX, cursor: str | None = None
@@ -239,7 +233,7 @@ class Store(abc.ABC):
         checks.check_number("result_ttl_s", result_ttl_s, 0, checks.TTL_MAX_S)
         for task_id in ids:
             checks.check_id(task_id)
-        return [kept for batch in _slices(ids) for kept in await self._retain(tenant, batch, result_ttl_s)]
+        return [kept for batch in slices(ids) for kept in await self._retain(tenant, batch, result_ttl_s)]
 
     async def list(
         self, tenant: str, which: Filter | None = None, *, cursor: str | None = None, limit: int = 100
@@ -427,85 +421,3 @@ class Store(abc.ABC):
             raise InvalidOption(f"{len(which)} ids at once: give at most {BATCH_MAX}, or a Filter")
         for task_id in which:
             checks.check_id(task_id)
-
-
-def _ids(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
-    """Returns the tasks' own ids, and mints those that are missing."""
-    if len(tasks) > 1 and not tasks[0].id and not any(task.id or task.key is not None for task in tasks):
-        return new_ids(len(tasks))
-    return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
-
-
-def _listed(items: Sequence[Item]) -> Sequence[Item]:
-    """Returns the items of a batch as a list, also those of a generator."""
-    if type(items) is list:
-        return items
-    try:
-        return list(items)
-    except TypeError as error:
-        raise InvalidOption(f"a batch is a list, not {type(items).__name__}: put a single item into one") from error
-
-
-def _batches(
-    items: Sequence[Item], rejected: Mapping[int, Rejected], size_of: Callable[[Item], int]
-) -> Iterable[Sequence[Item]]:
-    """Returns the items that were not rejected, in transactions of bounded count and size."""
-    if not items or (len(items) == 1 and not rejected):
-        return (items,) if items else ()
-    if not rejected and len(items) <= BATCH_MAX and sum(map(size_of, items)) <= BATCH_MAX_BYTES:
-        return (items,)
-    return _split([item for index, item in enumerate(items) if index not in rejected], size_of)
-
-
-def _split(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterable[Sequence[Item]]:
-    batch: list[Item] = []
-    batch_bytes = 0
-    for item in items:
-        size = size_of(item)
-        if len(batch) == BATCH_MAX or (batch and batch_bytes + size > BATCH_MAX_BYTES):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(item)
-        batch_bytes += size
-    if batch:
-        yield batch
-
-
-def _merged(outcomes: list[Any], rejected: Mapping[int, Rejected]) -> list[Any]:
-    """Returns the outcomes of all items, in their order."""
-    for index, outcome in rejected.items():
-        outcomes.insert(index, outcome)
-    return outcomes
-
-
-def _slices(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
-    return (items[start : start + BATCH_MAX] for start in range(0, len(items), BATCH_MAX))
-
-
-async def _no_hint() -> None:
-    return None
-
-
-async def _wait_for(
-    subscription: Subscription,
-    look: Callable[[], Awaitable[Outcome]],
-    pause_s: Callable[[], Awaitable[float | None]],
-    wait_s: float,
-    over: Callable[[Outcome], bool] = bool,
-) -> Outcome:
-    """Subscribes, then looks until what it sees is `over` or `wait_s` have passed.
-
-    Sleeps until it is woken, until `pause_s` says that something falls due, or for a jittered second: a lost wake-up
-    delays, it never strands.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + wait_s
-    with subscription:
-        while True:
-            seen = await look()
-            left_s = deadline_s - loop.time()
-            if over(seen) or left_s <= 0:
-                return seen
-            fallback_s = FALLBACK_LOOK_S * random.uniform(0.8, 1.2)
-            due_s = await pause_s()
-            await subscription.wait(min(left_s, fallback_s, due_s or fallback_s))

@@ -319,7 +319,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.same(set(acted.ids), self.model.purge(tenant, which))
 
     @precondition(lambda self: self.ids)
-    @rule(tenant=tenants, picks=st.lists(Pick, min_size=1, max_size=3), ttl_s=st.sampled_from([0.0, 5.0, 100.0]))
+    @rule(
+        tenant=tenants,
+        picks=st.lists(Pick, min_size=1, max_size=3),
+        ttl_s=st.sampled_from([0.0, 5.0, 100.0, 100_000.0]),
+    )
     def retain(self, tenant: str, picks: list[int], ttl_s: float) -> None:
         self.step()
         ids = [
@@ -481,7 +485,9 @@ class StoreMachine(RuleBasedStateMachine):
         return mark + self._minted.to_bytes(14, "big") + b"\0"
 
     def _some_ids(self, picks: list[int]) -> list[bytes]:
-        return [self._pick(self.ids, n)[1].id for n in picks]
+        """Ids that were used before, now and then one of them twice."""
+        ids = [self._pick(self.ids, n)[1].id for n in picks]
+        return ids + ids[:1] if sum(picks) % 4 == 1 else ids
 
     def _recent(self, n: int) -> Lease:
         """Mostly a lease of the last few, now and then an older one."""

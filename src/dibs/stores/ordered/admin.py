@@ -97,16 +97,17 @@ def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int
     """Keeps results longer; never shorter than before."""
     work = Work.of(txn)
     kept: dict[bytes, int | None] = {}
-    for task_id in ids:
+    for task_id in dict.fromkeys(ids):
         state = live_state(txn, tenant_keys(tenant), task_id)
         if state is None or not state.ended() or state.result_until_ms <= txn.now_ms:
             kept[task_id] = None
             continue
-        queue = work.queue(tenant, state.command)
-        state.result_until_ms = max(state.result_until_ms, txn.now_ms + ttl_ms)
-        state.kept_until_ms = max(state.kept_until_ms, state.result_until_ms)
-        queue.expire_later(task_id, state)
-        queue.save(task_id, state)
+        if txn.now_ms + ttl_ms > state.result_until_ms:
+            queue = work.queue(tenant, state.command)
+            state.result_until_ms = txn.now_ms + ttl_ms
+            state.kept_until_ms = max(state.kept_until_ms, state.result_until_ms)
+            queue.expire_later(task_id, state)
+            queue.save(task_id, state)
         kept[task_id] = state.result_until_ms
     work.flush()
     return [kept[task_id] for task_id in ids]

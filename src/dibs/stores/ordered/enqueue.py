@@ -111,9 +111,13 @@ def _known(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[bytes | Non
     return txn.get_many(wanted)
 
 
-def _cleared(work: Work, tenant: str, task_id: bytes, known: bytes) -> bool:
+def _cleared(work: Work, tenant: str, task_id: bytes) -> bool:
     """Removes what is left of an earlier task of this id if its retention is over; says whether the id is free."""
-    state = decode_state(known)
+    # Read again: an item of this batch that was not put in may have cleared the same id before.
+    stored = work.txn.get(tenant_keys(tenant).state + task_id)
+    if stored is None:
+        return True
+    state = decode_state(stored)
     if not state.gone(work.now_ms):
         return False
     work.queue(tenant, state.command).remove(task_id, state)
@@ -154,7 +158,7 @@ def _put_each(
     outcomes: list[Enqueued | Duplicate | Rejected] = []
     for item, stored in zip(batch, known, strict=True):
         task, task_id = item.task, item.id
-        if task_id in ids or (stored is not None and not _cleared(work, tenant, task_id, stored)):
+        if task_id in ids or (stored is not None and not _cleared(work, tenant, task_id)):
             outcomes.append(Enqueued(task_id, True))
             continue
         queue = work.queue(tenant, task.command)
@@ -225,6 +229,10 @@ def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Dupli
         return None
     state = decode_state(stored)
     if state.gone(work.now_ms):
+        # Its successor has the key from now on, also if the clock is set back and both are there.
+        queue.free_key(owner, state)
+        queue.save(owner, state)
+        work.flush()
         return None
     if item.task.on_duplicate == "replay_dead" and state.status == FAILED:
         queue.revive(owner, state)

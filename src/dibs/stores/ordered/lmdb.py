@@ -34,6 +34,7 @@ from dibs.errors import (
     NewerFormat,
     StoreCorrupt,
     StoreFull,
+    StoreMissing,
     StoreRefused,
     StoreUnavailable,
 )
@@ -100,12 +101,21 @@ class LmdbEngine(Engine):
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], clock: Clock, *, max_bytes: int, durability: str, disk_reserve_bytes: int
+        cls,
+        path: str | os.PathLike[str],
+        clock: Clock,
+        *,
+        max_bytes: int,
+        durability: str,
+        disk_reserve_bytes: int,
+        create: bool = True,
     ) -> LmdbEngine:
         """Returns this process's engine for a directory, opening or making it. Refuses what is not a dibs store."""
         directory = Path(path).absolute()
         try:
             check_directory(directory)
+            if not create and not (directory / "data.mdb").exists():
+                raise StoreMissing(f"there is no store in {directory}")
             directory.mkdir(parents=True, exist_ok=True)
             where = directory.stat()
         except OSError as error:
@@ -355,11 +365,12 @@ class LmdbEngine(Engine):
     # ---------------------------------------------------------------------------------------------------------- copies
 
     def backup(self, directory: Path) -> None:
-        if directory.exists() and any(directory.iterdir()):
-            raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
-        directory.mkdir(parents=True, exist_ok=True)
-        self.environment.copy(str(directory), compact=True)
-        _new_identity(directory)
+        with _refusing(directory):
+            if directory.exists() and any(directory.iterdir()):
+                raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
+            directory.mkdir(parents=True, exist_ok=True)
+            self.environment.copy(str(directory), compact=True)
+            _new_identity(directory)
 
 
 def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
@@ -367,12 +378,24 @@ def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     source, target = Path(backup), Path(directory).absolute()
     if not (source / "data.mdb").is_file():
         raise ForeignDirectory(f"{source} is not a backup: it has no data.mdb")
-    if target.exists() and any(target.iterdir()):
-        raise StoreRefused(f"{target} is not empty: restore into a new directory")
-    check_file_system(target)
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / "data.mdb", target / "data.mdb")
-    _new_identity(target)
+    with _refusing(target):
+        if target.exists() and any(target.iterdir()):
+            raise StoreRefused(f"{target} is not empty: restore into a new directory")
+        check_file_system(target)
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / "data.mdb", target / "data.mdb")
+        _new_identity(target)
+
+
+@contextlib.contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """What the system or LMDB says against writing a copy becomes a refusal that names the directory."""
+    try:
+        yield
+    except lmdb.InvalidError as error:
+        raise ForeignDirectory(f"{directory} would be no store: what is copied is not an LMDB file") from error
+    except (OSError, lmdb.Error) as error:
+        raise StoreRefused(f"{directory} cannot take the copy: {error}; name a new directory you can write") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- opening

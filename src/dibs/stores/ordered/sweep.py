@@ -155,7 +155,8 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
     for key, value in entries:
         at_ms, kind, tenant = parse_expiry_key(key)
         if kind in (EXPIRE_TASK, EXPIRE_RESULT, EXPIRE_START):
-            ids = split_ids(value)
+            # Each name once: all are read before the first is acted on.
+            ids = list(dict.fromkeys(split_ids(value)))
             for task_id in ids[left:]:
                 work.expire(at_ms, kind, tenant, task_id)
             _expire_tasks(work, kind, at_ms, tenant, ids[:left], tally)

@@ -224,6 +224,18 @@ class TestFreedKeys:
         await sweep_all(store)
         assert await again(store) == Duplicate(new, Status.PENDING)
 
+    async def test_an_old_id_is_cleared_away_once(self, store: Store, clock: ManualClock) -> None:
+        """An id whose task is gone but not swept, named twice while another task has its key: two duplicates, and what
+        was left of the old task is counted out once."""
+        old = await put_completed(store, key="k", payload=b"old", result_ttl_s=10)
+        clock.advance(11)
+        new = await put(store, key="k", payload=b"new!")
+        again = NewTask(command=COMMAND, id=old, key="k", payload=b"again")
+        assert await store.enqueue(TENANT, [again, again]) == [Duplicate(new, Status.PENDING)] * 2
+        await sweep_all(store)
+        total = await assert_counts(store)
+        assert (total.ready, total.bytes) == (1, len(b"new!"))
+
     async def test_a_dead_letter_holds_its_key_for_14_days(self, store: Store, clock: ManualClock) -> None:
         """As long as it can be replayed, nothing else takes its key."""
         first = await put_dead(store, key="k")

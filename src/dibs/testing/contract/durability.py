@@ -91,22 +91,29 @@ class TestClose:
                 await call()
 
     async def test_closing_twice_is_harmless(self, store: Store) -> None:
-        """A second close finds nothing to do."""
+        """A second close finds nothing to do, and the store stays closed."""
         await store.close()
         await store.close()
+        with pytest.raises(StoreClosed):
+            await put(store)
 
-    async def test_waiting_calls_are_answered(self, store: Store) -> None:
-        """Who still waits when the store closes is answered, or told that it closed; nobody hangs."""
+    async def test_closing_twice_leaves_other_clients(self, store: Store, second: Store) -> None:
+        """A client that closes again does not close the data under another."""
+        task_id = await put(store)
+        await store.close()
+        await store.close()
+        assert (await take(second)).id == task_id
+
+    async def test_waiting_calls_are_told(self, store: Store) -> None:
+        """Who still waits when the store closes is told at once that it closed."""
         task_id = await put(store, "held")
         await take(store, "held")
         calls = (store.claim(TENANT, [COMMAND], wait_s=LONG_S), store.wait(TENANT, [task_id], LONG_S))
         async with waiting(*calls) as waits:
             await store.close()
             for wait in waits:
-                try:
+                with pytest.raises(StoreClosed):
                     await soon(wait)
-                except StoreClosed:
-                    continue
 
 
 @pytest.mark.anyio

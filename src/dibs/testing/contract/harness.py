@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from dibs.clock import Clock, ManualClock
-from dibs.stores import protocol
+from dibs.stores import waiting
 from dibs.stores.protocol import Order, Store
 
 STRICT = Order()
@@ -110,4 +110,4 @@ async def second(stores: Stores, store: Store) -> Store:
 @pytest.fixture
 def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes away the look behind every wait, so that only a real wake-up can end it early."""
-    monkeypatch.setattr(protocol, "FALLBACK_LOOK_S", 600.0)
+    monkeypatch.setattr(waiting, "FALLBACK_LOOK_S", 600.0)

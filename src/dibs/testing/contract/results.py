@@ -239,6 +239,20 @@ class TestRetain:
         await pass_time(store, clock, HOUR_S)
         assert (await assert_counts(store)).bytes == 0
 
+    @pytest.mark.parametrize("retention_s", [60, 10 * HOUR_S], ids=["task and result", "result alone"])
+    async def test_an_id_named_twice_goes_once(self, store: Store, clock: ManualClock, retention_s: float) -> None:
+        """Named several times in one call, a result is kept as if named once; when it goes, it is counted once."""
+        payload, result = b"p", b"result"
+        await put(store, payload=b"other", delay_s=30 * DAY_S)
+        task_id = await put_completed(store, payload=payload, result=result, result_ttl_s=60, retention_s=retention_s)
+        until_ms = clock.now_ms() + round(HOUR_S * 1000)
+        assert await store.retain(TENANT, [task_id] * 3, HOUR_S) == [until_ms] * 3
+        await pass_time(store, clock, HOUR_S + 1)
+        left = payload if retention_s > HOUR_S else b""
+        assert (await assert_counts(store)).bytes == len(b"other") + len(left)
+        await pass_time(store, clock, 10 * HOUR_S)
+        assert (await assert_counts(store)).bytes == len(b"other")
+
     async def test_only_what_has_a_result(self, store: Store, clock: ManualClock) -> None:
         """None for what is unknown, not ended, or whose result is gone."""
         waiting = await put(store, delay_s=60)

@@ -1,0 +1,301 @@
+"""The app: a store, and the functions whose calls it carries.
+
+From a call to the bytes: `TaskFunction.enqueue` (function.py) → `Dibs.ask` (here) → `Store.enqueue`
+(stores/protocol.py) → the store. Plain code goes through a loop thread of the app's own (portal.py); async code asks in
+its own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import inspect
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+
+from dibs.clock import Clock
+from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
+from dibs.function import AsyncTaskFunction, CallOptions, Policy, RunIn, TaskFunction
+from dibs.handles import Handle
+from dibs.ids import id_from_text
+from dibs.importing import command_of
+from dibs.listeners import After, Before, Listener, Listeners, plain
+from dibs.portal import Portal
+from dibs.retry import Backoff
+from dibs.settings import Settings, load
+from dibs.stores import open_store
+from dibs.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from dibs.worker import Summary
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+ListenerT = TypeVar("ListenerT", bound=Listener)
+BeforeT = TypeVar("BeforeT", bound=Before)
+AfterT = TypeVar("AfterT", bound=After)
+
+
+class Decorator(Protocol):
+    """What ``@app.task(...)`` is: it keeps the handler's signature."""
+
+    @overload
+    def __call__(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+class Dibs:
+    """A store and the tasks on it::
+
+        app = Dibs("./dibs-data")
+
+        @app.task(max_attempts=5)
+        async def thumbnail(url: str, width: int = 200) -> dict: ...
+
+        thumbnail.enqueue("https://…", width=320)
+
+    Without a URL the settings decide (``DIBS_URL``, ``[tool.dibs]``, else ``./dibs-data``). Opens nothing until it is
+    first used.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        tenant: str | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        flags = {"url": None if url is None else os.fspath(url), "tenant": tenant}
+        if settings is None:
+            settings = load(flags)
+        elif url is not None or tenant is not None:
+            raise InvalidOption("settings name the url and the tenant: give those, or settings, not both")
+        self.settings = settings
+        self.tenant = settings.tenant
+        self.clock = clock
+        self.functions: dict[str, TaskFunction[..., Any]] = {}
+        self.listeners = Listeners()
+        # What `memory:` means is this app's alone, but the same for its loops and its workers.
+        self.url = f"memory:app-{uuid.uuid4().hex}" if settings.url == "memory:" else settings.url
+        self._portal = Portal()
+        self._stores: dict[asyncio.AbstractEventLoop, Store] = {}
+
+    def __repr__(self) -> str:
+        return f"Dibs({self.settings.url!r})"
+
+    # ------------------------------------------------------------------------------------------------------ declaration
+
+    @overload
+    def task(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def task(self, handler: Callable[P, R], /) -> TaskFunction[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        run_in: RunIn | None = None,
+        backoff: Backoff | None = None,
+        fail_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        **options: Unpack[CallOptions],
+    ) -> Decorator: ...
+    def task(  # type: ignore[misc]  # mypy does not see that Any takes what CallOptions names
+        self,
+        handler: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        run_in: RunIn | None = None,
+        backoff: Backoff | None = None,
+        fail_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        **options: Any,
+    ) -> Any:
+        """Makes a function a task of this app.
+
+        `name` is its command, by default ``module.function``; `aliases` are names it had before, whose tasks it still
+        runs. `run_in`: coroutine functions run in the worker's ``loop``, others in a ``thread``, or in a ``process``
+        for work that keeps a core busy. `backoff` is how long failures wait; after an exception of `fail_on` there is
+        no second attempt. Everything else is an option of each enqueue.
+        """
+
+        def declare(handler: Callable[..., Any]) -> TaskFunction[..., Any]:
+            is_async = inspect.iscoroutinefunction(handler)
+            policy = Policy(
+                run_in=_run_in(run_in, is_async=is_async),
+                backoff=backoff,
+                fail_on=fail_on if isinstance(fail_on, tuple) else (fail_on,),
+            )
+            kind = AsyncTaskFunction if is_async else TaskFunction
+            return self._declare(
+                kind(self, handler, name or command_of(handler), policy, cast(CallOptions, options), aliases)
+            )
+
+        return declare if handler is None else declare(handler)
+
+    def _declare(self, function: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
+        for command in (function.command, *function.aliases):
+            known = self.functions.get(command)
+            if known is not None and known.handler.__qualname__ != function.handler.__qualname__:
+                raise InvalidOption(f"two functions are named {command}: give one of them another name")
+            self.functions[command] = function
+        return function
+
+    def on(self, kind: str) -> Callable[[ListenerT], ListenerT]:
+        """Has the function below it told of every such event: enqueued, claimed, completed, retried, failed,
+        cancelled, lease_lost."""
+
+        def add(listener: ListenerT) -> ListenerT:
+            self.listeners.add(kind, listener)
+            return listener
+
+        return add
+
+    def before(self, hook: BeforeT) -> BeforeT:
+        """Has `hook` run before each handler."""
+        self.listeners.before.append(plain(hook))
+        return hook
+
+    def after(self, hook: AfterT) -> AfterT:
+        """Has `hook` run after each handler; it may return a changed outcome."""
+        self.listeners.after.append(plain(hook))
+        return hook
+
+    # ----------------------------------------------------------------------------------------------------------- asking
+
+    def handle(self, task_id: str | bytes, tenant: str | None = None) -> Handle[Any]:
+        """Returns the handle of a task that was enqueued somewhere else."""
+        key = id_from_text(task_id) if isinstance(task_id, str) else task_id
+        return Handle(self, tenant or self.tenant, key, self._decode_any)
+
+    def _decode_any(self, data: bytes, codec_name: str) -> Any:
+        from dibs import codec
+
+        return codec.decode(data, codec_name)
+
+    async def open(self) -> Store:
+        """Opens another store of this app's, for the running loop; the caller closes it."""
+        return await open_store(self.url, clock=self.clock, settings=self.settings)
+
+    async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
+        """Asks the running loop's store, which is opened at the first question, and again after it broke."""
+        store = await self._store()
+        try:
+            return await question(store)
+        except (StoreUnavailable, StoreClosed):
+            await self._forget(store)
+            raise
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Runs a call in the app's own loop and waits for it: for plain code."""
+        self._begin()
+        return self._portal.run(call)
+
+    def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a call in the app's own loop."""
+        self._begin()
+        return self._portal.submit(call)
+
+    def _begin(self) -> None:
+        if not self._portal.started():
+            atexit.register(self.close)
+
+    async def _store(self) -> Store:
+        loop = asyncio.get_running_loop()
+        store = self._stores.get(loop)
+        if store is None:
+            for ended in [other for other in self._stores if other.is_closed()]:
+                await self._stores.pop(ended).close()
+            opened = await self.open()
+            store = self._stores.setdefault(loop, opened)
+            if store is not opened:
+                await opened.close()
+        return store
+
+    async def _forget(self, store: Store) -> None:
+        loop = asyncio.get_running_loop()
+        if self._stores.get(loop) is store:
+            del self._stores[loop]
+        with contextlib.suppress(StoreUnavailable, StoreClosed):
+            await store.close()
+
+    # ---------------------------------------------------------------------------------------------------------- testing
+
+    def drain(self) -> Summary:
+        """Runs every task that is due, and those that they enqueue, with a worker of its own; returns what it did.
+
+        What is delayed stays. For tests and small scripts: the handlers run in this process.
+        """
+        return self.run(self.adrain())
+
+    async def adrain(self) -> Summary:
+        """`drain`, for async code."""
+        from dibs.worker import Worker, WorkerOptions
+
+        return await Worker(self, WorkerOptions(drain=True)).run()
+
+    @contextlib.contextmanager
+    def replaced(self, url: str, clock: Clock | None = None) -> Iterator[None]:
+        """Works on another store for a while, and leaves its own alone."""
+        before = self.url, self.clock, self._stores
+        self.url, self.clock, self._stores = url, clock, {}
+        try:
+            yield
+        finally:
+            self.run(self._close_all())
+            self.url, self.clock, self._stores = before
+
+    async def _close_all(self) -> None:
+        for loop in list(self._stores):
+            await self._forget_of(loop)
+
+    # ---------------------------------------------------------------------------------------------------------- closing
+
+    def close(self) -> None:
+        """Lets go of everything that plain code opened; the next call opens it again."""
+        if self._portal.started():
+            atexit.unregister(self.close)
+            self._portal.run(self.aclose())
+            self._portal.stop()
+
+    async def aclose(self) -> None:
+        """Closes the running loop's store, and those of loops that have ended."""
+        loop = asyncio.get_running_loop()
+        for one in [other for other in self._stores if other is loop or other.is_closed()]:
+            await self._forget_of(one)
+
+    async def _forget_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(StoreUnavailable, StoreClosed):
+            await self._stores.pop(loop).close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.aclose()
+
+
+def _run_in(asked: RunIn | None, *, is_async: bool) -> RunIn:
+    usual: RunIn = "loop" if is_async else "thread"
+    if asked not in (None, "loop", "thread", "process"):
+        raise InvalidOption(f"run_in is {asked!r}: use loop, thread or process")
+    if asked == "loop" and not is_async:
+        raise InvalidOption('run_in="loop" is for coroutine functions: this one would block the loop')
+    if asked == "thread" and is_async:
+        raise InvalidOption('run_in="thread" is for plain functions: a coroutine function runs in the loop')
+    return asked or usual

@@ -1,0 +1,290 @@
+"""Queues, tenants and workers: ``dibs queues``, ``pause``, ``resume``, ``configure``, ``workers``, ``stats``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from msgspec.structs import asdict, replace
+
+from dibs.cli.context import DURATION, Command, Session, pass_session
+from dibs.cli.errors import Exit
+from dibs.cli.output import (
+    Cell,
+    Column,
+    age_text,
+    count_text,
+    echo_fields,
+    echo_json,
+    echo_table,
+    exact_duration_text,
+    note,
+    size_text,
+)
+from dibs.cli.shapes import config_shape, counts_shape, queue_shape, worker_shape
+from dibs.settings import mask
+from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.protocol import ALL_TENANTS, Store
+from dibs.task import PRIORITY_MAX, PRIORITY_MIN, QueueConfig, QueueStats, Stats, WorkerInfo
+
+# ------------------------------------------------------------------------------------------------------- queues
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs queues
+    dibs queues thumbnail report
+    dibs queues --json | jq '.queues[] | select(.dead > 0).command'
+    """,
+)
+@click.argument("commands", metavar="[COMMAND]...", nargs=-1)
+@pass_session
+def queues(session: Session, /, commands: tuple[str, ...]) -> int:
+    """Show each queue's counts and configuration.
+
+    OLDEST is how long the task at the head of the queue has been ready. What a queue's configuration leaves open is
+    the library's default.
+    """
+
+    async def look(store: Store) -> list[tuple[QueueStats, QueueConfig]]:
+        found = await store.stats(session.tenant, list(commands) or None)
+        return [(queue, await store.configure(session.tenant, queue.command)) for queue in found.queues]
+
+    rows = session.run(look)
+    if session.json:
+        echo_json({"tenant": session.tenant, "queues": [queue_shape(queue, config) for queue, config in rows]})
+    else:
+        echo_table(QUEUE_COLUMNS, [_queue_row(*row) for row in rows], empty="No task was ever enqueued here.")
+    return Exit.OK
+
+
+QUEUE_COLUMNS = [
+    Column("QUEUE", least=8), Column("READY", right=True), Column("DELAYED", right=True), Column("LEASED", right=True),
+    Column("DEAD", right=True), Column("OLDEST", right=True), Column("SIZE", right=True), Column("CONFIG", least=6),
+]  # fmt: skip
+
+
+def _queue_row(queue: QueueStats, config: QueueConfig) -> list[Cell]:
+    return [
+        queue.command,
+        count_text(queue.ready),
+        count_text(queue.delayed),
+        count_text(queue.leased),
+        (count_text(queue.dead), "red" if queue.dead else ""),
+        age_text(queue.oldest_ready_ms),
+        size_text(queue.bytes),
+        (_config_text(config), "yellow" if config.paused else ""),
+    ]
+
+
+def _config_text(config: QueueConfig) -> str:
+    """What is set, in a few words."""
+    words = ["paused"] if config.paused else []
+    for name, value in asdict(config).items():
+        if name == "backoff" and value is not None:
+            words.append(f"backoff={value.kind}")
+        elif name.endswith("_s") and value is not None:
+            words.append(f"{name[:-2].replace('_', '-')}={exact_duration_text(value)}")
+        elif name != "paused" and value is not None:
+            words.append(f"{name.replace('_', '-')}={value}")
+    return " ".join(words)
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs pause thumbnail
+    dibs pause thumbnail && deploy && dibs resume thumbnail
+    dibs --tenant acme pause report
+    """,
+)
+@click.argument("command")
+@pass_session
+def pause(session: Session, /, command: str) -> int:
+    """Stop claims from a queue; everything else goes on.
+
+    Tasks can still be enqueued, and those in progress are finished.
+    """
+    return _set(session, command, "paused", paused=True)
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs resume thumbnail
+    dibs --tenant acme resume report
+    """,
+)
+@click.argument("command")
+@pass_session
+def resume(session: Session, /, command: str) -> int:
+    """Let a paused queue be claimed from again."""
+    return _set(session, command, "resumed", paused=False)
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs configure report --priority 7 --max-attempts 3
+    dibs configure import --lease 5m --result-ttl 1h
+    dibs configure import --reset
+    """,
+)
+@click.argument("command")
+@click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX), help="Higher first.")
+@click.option("--max-attempts", type=click.IntRange(min=1), help="Deliveries before a dead letter.")
+@click.option("--lease", "lease_s", type=DURATION, help="How long a claim holds without a heartbeat.")
+@click.option("--result-ttl", "result_ttl_s", type=DURATION, help="How long results are kept.")
+@click.option("--retention", "retention_s", type=DURATION, help="How long records and keys are kept.")
+@click.option("--dead-retention", "dead_retention_s", type=DURATION, help="How long dead letters are kept.")
+@click.option("--reset", is_flag=True, help="Forget what was set before; a paused queue stays paused.")
+@pass_session
+def configure(session: Session, /, command: str, reset: bool, **options: Any) -> int:
+    """Set what a queue's tasks get by default.
+
+    What a task says for itself comes before this, and what is not given here stays as it is.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given and not reset:
+        raise click.UsageError("Say what to set, or --reset; `dibs queues` shows what is set.")
+    return _set(session, command, "configured", reset=reset, **given)
+
+
+def _set(session: Session, command: str, verb: str, *, reset: bool = False, **changes: Any) -> int:
+    async def change(store: Store) -> tuple[QueueConfig, bool]:
+        held = await store.configure(session.tenant, command)
+        kept = QueueConfig(paused=held.paused) if reset else held
+        config = await store.configure(session.tenant, command, replace(kept, **changes))
+        return config, command in {queue.command for queue in (await store.stats(session.tenant)).queues}
+
+    config, used = session.run(change)
+    if session.json:
+        echo_json({"tenant": session.tenant, "command": command, "config": config_shape(config)})
+        return Exit.OK
+    told = _config_text(config) if verb == "configured" else ""
+    click.echo(f"{command} is {verb}{': ' if told else ''}{told}.")
+    if not used:
+        note("No task was ever enqueued there; check the name if that surprises you.")
+    return Exit.OK
+
+
+# ------------------------------------------------------------------------------------------------------ workers
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs workers
+    dibs workers --json | jq '.workers | map(.slots) | add'
+    """,
+)
+@pass_session
+def workers(session: Session, /) -> int:
+    """Show the workers that are alive.
+
+    A worker registers itself and is forgotten when it has not done so for a while. SEEN is how long ago it last did.
+    """
+    found = session.run(lambda store: store.workers(session.tenant))
+    if session.json:
+        echo_json({"tenant": session.tenant, "workers": [worker_shape(worker) for worker in found]})
+        return Exit.OK
+    echo_table(WORKER_COLUMNS, [worker_row(worker) for worker in found], empty="No worker is registered.")
+    return Exit.OK
+
+
+WORKER_COLUMNS = [
+    Column("WORKER", least=10), Column("HOST", least=6), Column("PID", right=True), Column("BUSY", right=True),
+    Column("MEMORY", right=True), Column("UP", right=True), Column("SEEN", right=True), Column("COMMANDS", least=8),
+]  # fmt: skip
+
+
+def worker_row(worker: WorkerInfo) -> list[Cell]:
+    """A worker's line in a table."""
+    return [
+        worker.name,
+        worker.host,
+        str(worker.pid),
+        f"{worker.busy}/{worker.slots}",
+        size_text(worker.memory_bytes),
+        age_text(worker.started_ms or None),
+        age_text(worker.seen_ms),
+        " ".join(worker.commands),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- stats
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    dibs stats
+    dibs stats --tenant '*'
+    dibs stats --json | jq '.tenants[0].ready'
+    """,
+)
+@pass_session
+def stats(session: Session, /) -> int:
+    """Show a tenant's totals, or every tenant's.
+
+    The counts are exact. With --tenant '*', one line for each tenant that has anything here.
+    """
+    rows: list[tuple[str, Stats, int]] = []
+
+    async def look(store: OrderedStore) -> str:
+        for tenant in await _tenants(store, session.tenant_or_all):
+            rows.append((tenant, await store.stats(tenant), len(await store.workers(tenant))))
+        return store.store_id.hex()
+
+    store_id = session.run(look)
+    if session.json:
+        echo_json(
+            {"url": mask(session.settings.url), "store_id": store_id, "tenants": [_stats_shape(*row) for row in rows]}
+        )
+    elif session.tenant_or_all == ALL_TENANTS:
+        columns = [Column("TENANT", least=8), *(Column(title, right=True) for title in STATS_TITLES)]
+        echo_table(
+            columns,
+            [[tenant, *_stats_row(found, alive)] for tenant, found, alive in rows],
+            empty="No tenant has anything here.",
+        )
+    else:
+        [(tenant, found, alive)] = rows
+        values = zip(STATS_TITLES, _stats_row(found, alive), strict=True)
+        echo_fields([("store", f"{mask(session.settings.url)} ({store_id})"), ("tenant", tenant),
+                     *((title.lower(), value) for title, value in values)])  # fmt: skip
+    return Exit.OK
+
+
+STATS_TITLES = ("READY", "DELAYED", "LEASED", "DEAD", "OLDEST", "SIZE", "QUEUES", "WORKERS")
+
+
+def _stats_row(found: Stats, alive: int) -> list[str]:
+    total = found.total
+    counts = [count_text(number) for number in (total.ready, total.delayed, total.leased, total.dead)]
+    return [*counts, age_text(_oldest_ms(found)), size_text(total.bytes), str(len(found.queues)), str(alive)]
+
+
+def _stats_shape(tenant: str, found: Stats, alive: int) -> dict[str, Any]:
+    total = replace(found.total, oldest_ready_ms=_oldest_ms(found))
+    paused = [queue.command for queue in found.queues if queue.paused]
+    counts = {name: value for name, value in counts_shape(total).items() if name != "command"}
+    return {"tenant": tenant, **counts, "queues": len(found.queues), "paused": paused, "workers": alive}
+
+
+def _oldest_ms(found: Stats) -> int | None:
+    return min((queue.oldest_ready_ms for queue in found.queues if queue.oldest_ready_ms is not None), default=None)
+
+
+async def _tenants(store: Store, tenant: str) -> list[str]:
+    if tenant != ALL_TENANTS:
+        return [tenant]
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await store.tenants(cursor=cursor)
+        names += page.tenants
+        cursor = page.cursor
+        if cursor is None:
+            return names

@@ -1,0 +1,150 @@
+"""``dibs worker``: runs the tasks of an app until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from dibs.app import Dibs
+from dibs.cli.context import DURATION, Command, Session, pass_session
+from dibs.cli.errors import Exit
+from dibs.importing import import_app
+from dibs.portal import new_event_loop
+from dibs.settings import mask
+from dibs.worker import Summary, Worker, WorkerOptions
+from dibs.worker.parent import die_with_parent
+from dibs.worker.supervisor import Supervisor
+
+T = TypeVar("T")
+
+USUAL = WorkerOptions()
+
+EXAMPLES = """
+dibs worker shop.tasks:app
+dibs worker shop.tasks:app --processes 4 --concurrency 200
+dibs worker shop.tasks:app --commands shop.tasks.mail --drain
+dibs worker shop/tasks.py:app --reload
+"""
+
+
+@click.command(cls=Command, examples=EXAMPLES)
+@click.argument("apps", metavar="MODULE:APP...", nargs=-1, required=True)
+@click.option("--commands", "-c", multiple=True, metavar="COMMAND", help="Only these; may be repeated. Default: all.")
+@click.option("--tenant", multiple=True, metavar="TENANT", help="Whose tasks; may be repeated. Default: the app's.")
+@click.option("--concurrency", type=int, default=USUAL.concurrency, show_default=True, help="Async handlers at once.")
+@click.option("--threads", type=int, default=USUAL.threads, show_default=True, help="Plain handlers at once.")
+@click.option("--pool", type=int, default=USUAL.pool, show_default=True, help='Handlers with run_in="process" at once.')
+@click.option("--processes", type=int, default=1, show_default=True, help="Worker processes, each with all of that.")
+@click.option("--drain", is_flag=True, help="End when nothing is left to claim; what is delayed stays.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file below the working directory changes.")
+@click.option("--grace", type=DURATION, default=USUAL.grace_s, help="How long tasks may end after SIGTERM.  [30s]")
+@click.option("--give-up", type=DURATION, default=USUAL.give_up_s, help="End if the store is silent so long.  [60s]")
+@click.option("--name", default="", help="Its name in `dibs workers`.  [host:pid:random]")
+@click.option("--verbose", "-v", is_flag=True, help="Log every task.")
+@click.option("--quiet", "-q", is_flag=True, help="Log only what is wrong.")
+@click.option("--supervised", is_flag=True, hidden=True)
+@pass_session
+def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
+    """Run the tasks of an app.
+
+    Claims tasks, runs their handlers and settles them. SIGTERM or Ctrl-C: it claims no more, lets handlers end within
+    the grace time and gives back what is left; a second signal does so at once. Ends with an error when the store does
+    not answer for too long.
+    """
+    _log(verbose=options["verbose"], quiet=options["quiet"])
+    found = _import(session, apps)
+    if options["supervised"]:
+        die_with_parent(signal.SIGTERM)
+    elif options["processes"] > 1 or options["reload"]:
+        sys.exit(_supervise(options["processes"], reload=options["reload"]))
+    one = _worker(found, options)
+    if not options["quiet"] and not options["supervised"]:
+        _greet(one)
+    summary = _with_signals(one.run, one.stop)
+    _tell(summary, as_json=session.json, quiet=options["quiet"])
+    if one.left_behind:
+        # The interpreter would wait for their threads.
+        sys.stdout.flush()
+        os._exit(Exit.OK)
+
+
+def _import(session: Session, names: Sequence[str]) -> list[Dibs]:
+    """Imports the apps. A flag --url is for those that leave it to the settings."""
+    url = session.flags.get("url")
+    if url is not None:
+        os.environ["DIBS_URL"] = str(url)
+    apps = [import_app(name) for name in names]
+    for name, app in zip(names, apps, strict=True):
+        if url is not None and app.settings.url != url:
+            raise click.UsageError(f"{name} names its own store, {mask(app.settings.url)}: leave --url out.")
+    return apps
+
+
+def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
+    return Worker(
+        apps,
+        WorkerOptions(
+            concurrency=options["concurrency"],
+            threads=options["threads"],
+            pool=options["pool"],
+            commands=options["commands"],
+            tenants=options["tenant"],
+            name=options["name"],
+            grace_s=options["grace"],
+            give_up_s=options["give_up"],
+            drain=options["drain"],
+        ),
+    )
+
+
+def _supervise(count: int, *, reload: bool) -> int:
+    """Runs this very command again, in processes of their own."""
+    arguments = [one for one in sys.argv[1:] if one != "--reload"]
+    command = [sys.executable, "-m", "dibs", *arguments, "--supervised", "--processes", "1"]
+    supervisor = Supervisor(command, count, watch=[Path.cwd()] if reload else [])
+    return _with_signals(supervisor.run, supervisor.stop)
+
+
+def _with_signals(run: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], None]) -> T:
+    async def main() -> T:
+        loop = asyncio.get_running_loop()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(one, stop)
+        return await run()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _log(*, verbose: bool, quiet: bool) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname).1s %(process)d %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dibs").setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+
+
+def _greet(worker: Worker) -> None:
+    for app in worker.apps:
+        commands = [name for name in app.functions if not worker.options.commands or name in worker.options.commands]
+        tenants = ", ".join(worker.options.tenants or (app.tenant,))
+        click.echo(f"worker {worker.name} on {mask(app.settings.url)} (tenant {tenants})", err=True)
+        if app.url.startswith("memory:"):
+            click.echo("  it is in the memory of this process: nobody else can enqueue here", err=True)
+        for name in sorted(commands):
+            function = app.functions[name]
+            click.echo(f"  {name:<40} in a {function.policy.run_in}", err=True)
+
+
+def _tell(summary: Summary, *, as_json: bool, quiet: bool) -> None:
+    counts = msgspec.structs.asdict(summary)
+    if as_json:
+        click.echo(msgspec.json.encode(counts))
+    elif not quiet:
+        click.echo("ended: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()), err=True)

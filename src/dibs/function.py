@@ -1,0 +1,290 @@
+"""A function that can be enqueued: still the function, and a producer of tasks that call it somewhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import functools
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+
+from msgspec import Struct
+
+from dibs import checks
+from dibs.arguments import Arguments, Returned
+from dibs.errors import InvalidOption, PartlyEnqueued, TaskUnfinished
+from dibs.handles import Batch, Handle
+from dibs.ids import new_id, new_ids
+from dibs.retry import Backoff
+from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Rejected
+
+if TYPE_CHECKING:
+    from dibs.app import Dibs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+CALL_TIMEOUT_S = 30.0
+CHUNKS_IN_FLIGHT = 3
+
+RunIn = Literal["loop", "thread", "process"]
+
+
+class CallOptions(TypedDict, total=False):
+    """What can be said of one enqueue. Each means what it means in `NewTask`; `run_at` is a time with its zone."""
+
+    tenant: str
+    priority: int
+    delay_s: float
+    run_at: datetime.datetime
+    key: str
+    on_duplicate: Literal["return", "replay_dead"]
+    expires_s: float
+    max_attempts: int
+    lease_s: float
+    timeout_s: float
+    result_ttl_s: float
+    retention_s: float
+    keep: bool
+    codec: str
+    traceparent: str
+    limit_key: str
+    limit_cost: int
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """How a worker treats the tasks of one function."""
+
+    run_in: RunIn
+    backoff: Backoff | None = None
+    """None: the queue's, else the library's."""
+    fail_on: tuple[type[BaseException], ...] = ()
+    """Exceptions after which there is no point in trying again."""
+
+
+class CallMethod(Protocol[P, R_co]):
+    """`call`: with the handler's own arguments, and a `timeout_s` beside them. Type checkers cannot combine both, so
+    a call that names `timeout_s` has its arguments checked when it is made."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, timeout_s: float, **kwargs: Any) -> R_co: ...
+
+
+class TaskFunction(Generic[P, R]):
+    """A handler and how its tasks are enqueued. Made by ``@app.task``."""
+
+    def __init__(
+        self,
+        app: Dibs,
+        handler: Callable[..., Any],
+        command: str,
+        policy: Policy,
+        options: CallOptions,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        self.app = app
+        self.handler = handler
+        self.command = command
+        self.aliases = tuple(aliases)
+        self.policy = policy
+        self.arguments = Arguments(handler, command)
+        self.returned = Returned(handler)
+        self._set_options(options)
+        functools.update_wrapper(self, handler)
+
+    def __repr__(self) -> str:
+        return f"<task {self.command} of {self.app!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function itself, here and now."""
+        value: R = self.handler(*args, **kwargs)
+        return value
+
+    def options(self, **options: Unpack[CallOptions]) -> Self:
+        """Returns this function with other options for its enqueues."""
+        changed = copy.copy(self)
+        changed._set_options({**self._options, **options})
+        return changed
+
+    # --------------------------------------------------------------------------------------------------------- one task
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Enqueues a call and returns when it is safe. Works anywhere, also where an event loop runs."""
+        new = self._new(args, kwargs)
+        return self._told(self.app.run(self._put(new)), new)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """`enqueue`, for async code."""
+        new = self._new(args, kwargs)
+        return self._told(await self._put(new), new)
+
+    if TYPE_CHECKING:
+
+        @property
+        def call(self) -> CallMethod[P, R]:
+            """Enqueues a call, waits for its end and returns its result; `TaskUnfinished` after `timeout_s` (30).
+
+            What has not started by then never will, unless the options say `expires_s`.
+            """
+
+        @property
+        def acall(self) -> CallMethod[P, Coroutine[Any, Any, R]]:
+            """`call`, for async code."""
+
+    else:
+
+        def call(self, *args, timeout_s=CALL_TIMEOUT_S, **kwargs):
+            """Enqueues a call, waits for its end and returns its result; `TaskUnfinished` after `timeout_s` (30).
+
+            What has not started by then never will, unless the options say `expires_s`.
+            """
+            return self.app.run(self.acall(*args, timeout_s=timeout_s, **kwargs))
+
+        async def acall(self, *args, timeout_s=CALL_TIMEOUT_S, **kwargs):
+            """`call`, for async code."""
+            return await self._call(args, kwargs, timeout_s)
+
+    async def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float) -> R:
+        checks.check_number("timeout_s", timeout_s, 0.001, checks.WAIT_MAX_S)
+        patient = self if "expires_s" in self._options else self.options(expires_s=timeout_s)
+        new = patient._new(args, kwargs)
+        handle = self._told(await self._put(new), new)
+        try:
+            return await handle.awaited(timeout_s)
+        except TaskUnfinished as error:
+            error.add_note(f"call waited {timeout_s:g} s; is a worker running for {self.command}?")
+            raise
+
+    async def _put(self, new: NewTask) -> Enqueued | Duplicate:
+        [outcome] = await self.app.ask(lambda store: store.enqueue(self.tenant, [new]))
+        if isinstance(outcome, Rejected):
+            raise outcome.error()
+        return outcome
+
+    def _told(self, outcome: Enqueued | Duplicate, new: NewTask) -> Handle[R]:
+        duplicate = isinstance(outcome, Duplicate)
+        if not duplicate:
+            self.app.listeners.tell_enqueued(self.tenant, [new])
+        return Handle(self.app, self.tenant, outcome.id, self.returned.decode, kept=new.keep, duplicate=duplicate)
+
+    # ------------------------------------------------------------------------------------------------------- many tasks
+
+    def map(self, *iterables: Iterable[Any], **fixed: Any) -> Batch[R]:
+        """Enqueues one task for each item, like the built-in `map`: with several iterables, one argument of each;
+        `fixed` arguments are the same for all. Goes on in chunks while the input is still being read."""
+        batch = self._batch()
+        in_flight: deque[tuple[Sequence[NewTask], Future[list[bytes]]]] = deque()
+        try:
+            for chunk in self._chunks(iterables, fixed):
+                in_flight.append((chunk, self.app.submit(self._put_chunk(chunk))))
+                if len(in_flight) == CHUNKS_IN_FLIGHT:
+                    self._add(batch, in_flight[0][0], in_flight[0][1].result())
+                    in_flight.popleft()
+            while in_flight:
+                self._add(batch, in_flight[0][0], in_flight[0][1].result())
+                in_flight.popleft()
+        except BaseException as error:
+            for some, future in in_flight:
+                with contextlib.suppress(BaseException):
+                    self._add(batch, some, future.result())
+            raise _partly(batch, error) from error
+        return batch
+
+    async def amap(self, *iterables: Iterable[Any], **fixed: Any) -> Batch[R]:
+        """`map`, for async code."""
+        batch = self._batch()
+        try:
+            for chunk in self._chunks(iterables, fixed):
+                self._add(batch, chunk, await self._put_chunk(chunk))
+        except BaseException as error:
+            raise _partly(batch, error) from error
+        return batch
+
+    def _batch(self) -> Batch[R]:
+        return Batch(self.app, self.tenant, self.returned.decode, kept=self._fixed.get("keep", True))
+
+    def _add(self, batch: Batch[R], chunk: Sequence[NewTask], ids: Sequence[bytes]) -> None:
+        batch.task_ids += ids
+        self.app.listeners.tell_enqueued(self.tenant, chunk)
+
+    def _chunks(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[list[NewTask]]:
+        if not iterables:
+            raise InvalidOption("map takes at least one iterable: one task is enqueued for each of its items")
+        calls = zip(*iterables, strict=False)
+        while some := list(islice(calls, BATCH_MAX)):
+            yield self._new_chunk(some, fixed)
+
+    async def _put_chunk(self, chunk: Sequence[NewTask]) -> list[bytes]:
+        ids = []
+        for outcome in await self.app.ask(lambda store: store.enqueue(self.tenant, chunk)):
+            if isinstance(outcome, Rejected):
+                raise outcome.error()
+            ids.append(outcome.id)
+        return ids
+
+    # ---------------------------------------------------------------------------------------------------------- options
+
+    def _set_options(self, options: CallOptions) -> None:
+        self._options = options
+        self._fixed = new_task_fields(options)
+        self.tenant: str = options.get("tenant", self.app.tenant)
+        checks.check_tenant(self.tenant)
+        checks.check_new_task(self.tenant, NewTask(command=self.command, **self._fixed), checks.Limits())
+
+    def _new_chunk(self, calls: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any]) -> list[NewTask]:
+        options = self._fixed
+        if "key" in options:
+            return [self._new(args, kwargs) for args in calls]
+        command, pack, codec_name = self.command, self.arguments.pack, options.get("codec", "json")
+        return [
+            NewTask(command=command, payload=pack(args, kwargs, codec_name), id=task_id, **options)
+            for args, task_id in zip(calls, new_ids(len(calls)), strict=True)
+        ]
+
+    def _new(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewTask:
+        fixed = self._fixed
+        payload = self.arguments.pack(args, kwargs, fixed.get("codec", "json"))
+        task_id = new_id(self.tenant, self.command, fixed.get("key"))
+        return NewTask(command=self.command, payload=payload, id=task_id, **fixed)
+
+
+class AsyncTaskFunction(TaskFunction[P, R]):
+    """A handler that is a coroutine function."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+            """Calls the function itself: await it."""
+
+
+def new_task_fields(options: CallOptions) -> dict[str, Any]:
+    """Returns the fields of `NewTask` that options stand for. Raises `InvalidOption` for a name that is none."""
+    unknown = options.keys() - CallOptions.__annotations__.keys()
+    if unknown:
+        raise InvalidOption(
+            f"unknown options: {', '.join(sorted(unknown))}; there are {', '.join(CallOptions.__annotations__)}"
+        )
+    fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    fields.pop("tenant", None)
+    run_at = fields.pop("run_at", None)
+    if run_at is not None:
+        if not isinstance(run_at, datetime.datetime) or run_at.tzinfo is None:
+            raise InvalidOption(f"run_at is {run_at!r}: use a datetime with a time zone, such as datetime.now(UTC)")
+        fields["run_at_ms"] = max(0, round(run_at.timestamp() * 1000))
+    return fields
+
+
+def _partly(batch: Batch[Any], error: BaseException) -> BaseException:
+    """What a broken-off map raises: the error itself if nothing was enqueued yet."""
+    if not batch.task_ids or not isinstance(error, Exception):
+        return error
+    partly = PartlyEnqueued(f"{len(batch)} tasks are enqueued, then: {error}")
+    partly.batch = batch
+    return partly

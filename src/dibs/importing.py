@@ -1,0 +1,88 @@
+"""How a module is named, so that a script and the worker that imports it agree, and how an app is found by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dibs.errors import AppNotFound, InvalidName
+
+if TYPE_CHECKING:
+    from dibs.app import Dibs
+
+
+def command_of(handler: Callable[..., Any]) -> str:
+    """Returns ``module.function``; a script counts under the name by which it can be imported."""
+    name = handler.__qualname__
+    if "<" in name:
+        raise InvalidName(f"{name} has no name that a worker could find: define it in a module, or give name=")
+    return f"{module_name(handler.__module__)}.{name}"
+
+
+def module_name(name: str) -> str:
+    """Returns the name under which a module can be imported, also that of the script that is running."""
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return name if file is None else locate(Path(file))[1]
+
+
+def locate(file: Path) -> tuple[Path, str]:
+    """Returns the directory to import a file from, and its name there: packages above it are part of the name."""
+    file = file.resolve()
+    parts = [] if file.stem == "__init__" else [file.stem]
+    directory = file.parent
+    while (directory / "__init__.py").exists():
+        parts.insert(0, directory.name)
+        directory = directory.parent
+    return directory, ".".join(parts)
+
+
+def import_app(name: str) -> Dibs:
+    """Returns the app that ``module:attribute`` names (``path/to/file.py:attribute`` too). Without an attribute, the
+    only app of the module. The working directory is looked in first."""
+    from dibs.app import Dibs
+
+    where, _, attribute = name.partition(":")
+    module = _import(where, name)
+    if not attribute:
+        apps = {id(value): key for key, value in vars(module).items() if isinstance(value, Dibs)}
+        if len(apps) != 1:
+            found = f"it has {len(apps)}: {', '.join(apps.values())}" if apps else "it has none"
+            raise AppNotFound(f"{where} does not tell which app is meant, {found}. Write {where}:app")
+        attribute = next(iter(apps.values()))
+    value: Any = module
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    if not isinstance(value, Dibs):
+        what = "there is no such name" if value is None else f"that is a {type(value).__name__}"
+        raise AppNotFound(f"{name} is not an app: {what} in {getattr(module, '__file__', where)}")
+    return value
+
+
+def _import(where: str, name: str) -> Any:
+    if not where:
+        raise AppNotFound(f"{name!r} names no module: write module:app, such as shop.tasks:app")
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            raise AppNotFound(f"there is no file {where}")
+        directory, where = locate(Path(where))
+    else:
+        directory = Path.cwd()
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
+            raise AppNotFound(f"there is no module {where}, looking from {directory}") from error
+        raise AppNotFound(f"{where} cannot be imported: it needs {error.name}, which is not installed") from error
+    except Exception as error:
+        raise AppNotFound(f"{where} cannot be imported: {type(error).__name__}: {error}") from error

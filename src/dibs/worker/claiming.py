@@ -1,0 +1,71 @@
+"""Takes tasks for a lane. A claimer reserves slots first and claims no more than those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dibs.task import BATCH_MAX, Lease
+from dibs.worker.jobs import Job
+from dibs.worker.lanes import Lane
+from dibs.worker.link import Link
+
+WAIT_S = 20.0
+
+
+class Claimer:
+    """Claims some commands of one tenant, for one lane."""
+
+    def __init__(
+        self,
+        link: Link,
+        tenant: str,
+        lane: Lane,
+        commands: Sequence[str],
+        worker: str,
+        begin: Callable[[Sequence[Job]], None],
+    ) -> None:
+        self.link = link
+        self.tenant = tenant
+        self.lane = lane
+        self._commands = list(commands)
+        self._worker = worker
+        self._begin = begin
+
+    async def run(self, *, alone: bool) -> None:
+        """Claims for ever. One that has the lane for itself waits with all its free slots; one that shares it with
+        others keeps a single slot while it waits."""
+        while True:
+            await self.lane.slots.wait()
+            if alone:
+                await self.take(BATCH_MAX, WAIT_S)
+            elif not await self.take(BATCH_MAX):
+                await self.lane.slots.wait()
+                await self.take(1, WAIT_S)
+
+    async def take(self, limit: int, wait_s: float = 0.0) -> int:
+        """Claims what there is, up to the free slots and `limit`, and starts it; returns how many."""
+        reserved = self.lane.slots.reserve(limit)
+        taken = 0
+        try:
+            if reserved:
+                leases = await self._claim(reserved, wait_s)
+                taken = len(leases)
+                self._begin([self._job(lease) for lease in leases])
+        finally:
+            self.lane.slots.give_back(reserved - taken)
+        return taken
+
+    async def _claim(self, limit: int, wait_s: float) -> list[Lease]:
+        commands = self._next_commands()
+        return await self.link.ask(
+            lambda store: store.claim(self.tenant, commands, limit=limit, wait_s=wait_s, worker=self._worker)
+        )
+
+    def _next_commands(self) -> list[str]:
+        """Every command has its turn to be asked first, so that a busy queue does not starve the others."""
+        if len(self._commands) > 1:
+            self._commands.append(self._commands.pop(0))
+        return self._commands
+
+    def _job(self, lease: Lease) -> Job:
+        return Job(lease, self.link.app.functions[lease.command], self.link, self.lane)

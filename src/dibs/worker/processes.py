@@ -1,0 +1,114 @@
+"""The process lane: handlers that keep a core busy, each in a child process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+from dibs.importing import module_name
+from dibs.task import ErrorInfo, Kind
+from dibs.worker.child import Order, decode_told, frame
+from dibs.worker.jobs import Job
+from dibs.worker.lanes import Lane, Report
+from dibs.worker.parent import signal_name
+from dibs.worker.running import Ended, error_info
+
+log = logging.getLogger("dibs.worker")
+
+PROCESS_DIED = "ProcessDied"
+CLOSE_S = 2.0
+CHILD = "from dibs.worker.child import main; main()"
+
+
+class ProcessLane(Lane):
+    """A child process for each slot, started when it is first needed and used again."""
+
+    name = "process"
+
+    def __init__(self, slots: int, report: Report) -> None:
+        super().__init__(slots, report)
+        self._idle: list[Process] = []
+        self._children: set[Process] = set()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            running = self._loop.create_task(self._run(job))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    async def _run(self, job: Job) -> None:
+        child = None
+        try:
+            child = await self._child()
+            job.handle = child
+            if job.why is not None:
+                child.kill()
+            ended = await self._converse(child, job)
+            job.handle = None
+            self._idle.append(child)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            ended = await _died(child, error)
+        except Exception as error:  # noqa: BLE001 whatever it is, the task must end and the child is of no more use
+            _kill(child)
+            ended = Ended(kind=Kind.RETRY, error=error_info(error))
+        self._end(job, ended)
+
+    async def _child(self) -> Process:
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+        self._children = {child for child in self._children if child.returncode is None}
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdin=PIPE, stdout=PIPE)
+        self._children.add(child)
+        return child
+
+    async def _converse(self, child: Process, job: Job) -> Ended:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(frame(Order(module_name(job.function.handler.__module__), sys.path, job.lease)))
+        await child.stdin.drain()
+        while True:
+            size = int.from_bytes(await child.stdout.readexactly(4), "big")
+            told = decode_told(await child.stdout.readexactly(size))
+            if told.ended is not None:
+                return told.ended
+            job.tell(told.progress)
+
+    def stop(self, job: Job) -> bool:
+        _kill(job.handle)
+        return True
+
+    async def close(self) -> None:
+        for running in list(self._running):
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()
+            if child not in self._idle:
+                _kill(child)
+        for child in self._children:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), CLOSE_S)
+            _kill(child)
+
+
+def _kill(child: Process | None) -> None:
+    if child is not None and child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+
+
+async def _died(child: Process | None, error: Exception) -> Ended:
+    """What a task is told whose process ended under it."""
+    if child is None:
+        return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"no process could be started: {error}"))
+    code = await child.wait()
+    how = signal_name(-code) if code < 0 else f"exit status {code}"
+    return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"the process of the handler ended with {how}"))
