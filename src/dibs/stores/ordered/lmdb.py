@@ -365,12 +365,8 @@ class LmdbEngine(Engine):
     # ---------------------------------------------------------------------------------------------------------- copies
 
     def backup(self, directory: Path) -> None:
-        with _refusing(directory):
-            if directory.exists() and any(directory.iterdir()):
-                raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
-            directory.mkdir(parents=True, exist_ok=True)
-            self.environment.copy(str(directory), compact=True)
-            _new_identity(directory)
+        with _made_whole(directory) as copy:
+            self.environment.copy(str(copy), compact=True)
 
 
 def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
@@ -378,24 +374,29 @@ def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     source, target = Path(backup), Path(directory).absolute()
     if not (source / "data.mdb").is_file():
         raise ForeignDirectory(f"{source} is not a backup: it has no data.mdb")
-    with _refusing(target):
-        if target.exists() and any(target.iterdir()):
-            raise StoreRefused(f"{target} is not empty: restore into a new directory")
-        check_file_system(target)
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / "data.mdb", target / "data.mdb")
-        _new_identity(target)
+    with _made_whole(target) as copy:
+        check_file_system(copy)
+        shutil.copyfile(source / "data.mdb", copy / "data.mdb")
 
 
 @contextlib.contextmanager
-def _refusing(directory: Path) -> Iterator[None]:
-    """What the system or LMDB says against writing a copy becomes a refusal that names the directory."""
+def _made_whole(directory: Path) -> Iterator[Path]:
+    """Yields a directory to copy a store into; it gets an identity of its own and its name when it is complete, so that
+    half a copy is never taken for one. What the system or LMDB says against it becomes a refusal."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
+    copy = directory.with_name(f"{directory.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        yield
+        copy.mkdir(parents=True)
+        yield copy
+        _new_identity(copy)
+        copy.rename(directory)
     except lmdb.InvalidError as error:
         raise ForeignDirectory(f"{directory} would be no store: what is copied is not an LMDB file") from error
     except (OSError, lmdb.Error) as error:
         raise StoreRefused(f"{directory} cannot take the copy: {error}; name a new directory you can write") from error
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- opening
@@ -460,7 +461,7 @@ def _new_identity(directory: Path) -> None:
     with environment.begin(write=True) as txn:
         if txn.get(META_FORMAT) is None:
             environment.close()
-            raise ForeignDirectory(f"{directory} is not a copy of a dibs store")
+            raise ForeignDirectory("what is copied is an LMDB file, but not of a dibs store: name a backup that dibs made")
         txn.put(META_STORE_ID, uuid.uuid4().bytes)
     environment.close()
 
