@@ -461,7 +461,7 @@ def _new_identity(directory: Path) -> None:
     with environment.begin(write=True) as txn:
         if txn.get(META_FORMAT) is None:
             environment.close()
-            raise ForeignDirectory("what is copied is an LMDB file, but not of a dibs store: name a backup that dibs made")
+            raise ForeignDirectory("what is copied is an LMDB file, but not a dibs store: name a backup of one")
         txn.put(META_STORE_ID, uuid.uuid4().bytes)
     environment.close()
 
