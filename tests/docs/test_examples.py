@@ -189,3 +189,19 @@ def anchors(page: Path) -> set[str]:
     """The headings of a page as links name them."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_bare_store_example_runs() -> None:
+    """The example of the verbs beneath the app runs by itself."""
+    command = [sys.executable, "-W", "error", "examples/bare_store.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("COMPLETED b'\"ok\"'\n")
+
+
+def test_the_hello_example_is_the_readmes() -> None:
+    """The first example of the README is a file that can be run as it stands."""
+    shown = next(block.code for block in blocks(ROOT / "README.md") if block.name == "hello.py")
+    example = (ROOT / "examples" / "hello.py").read_text()
+    task = shown[shown.index("app = Dibs()") : shown.index("    print(")]
+    assert task in example

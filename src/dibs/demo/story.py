@@ -253,7 +253,7 @@ class Story:
             times_ms.append(1000 * (time.perf_counter() - began_s))
         cuts = statistics.quantiles(times_ms, n=100, method="inclusive")
         self.screen.say(f"{len(times_ms)} calls, one after the other, each durable and run by a worker.")
-        self.screen.say(f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms there and back, with three waits for the disk.")
+        self.screen.say(f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, three waits for the disk included.")
         self._check("Every call had its answer.", right)
 
     async def _account(self) -> Account:
