@@ -25,6 +25,9 @@ from dibs.errors import ArgumentsError, CodecError, InvalidInput
 
 VARIADIC: Final = "*"
 
+# One object: decoders are kept by the identity of their type.
+_OBJECT: Final = dict[str, Any]
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MSGPACK_MAPS: Final = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 
 
@@ -45,6 +48,7 @@ class Arguments:
         parameters = self._signature.parameters.values()
         self._positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._only_positional = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
+        self._unnameable = frozenset([VARIADIC, *self._positional[: self._only_positional]])
         self._named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self._nameable = frozenset(self._named)
         self._required = frozenset(
@@ -65,7 +69,7 @@ class Arguments:
         if decoders is not None:
             try:
                 decoders.decode(payload, self._shape)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except _UNREADABLE as error:
                 raise self._misfit(error, codec_name) from None
         return payload
 
@@ -78,7 +82,9 @@ class Arguments:
                 fits and named.keys().isdisjoint(kwargs) and (self._open is not None or self._nameable >= kwargs.keys())
             )
             named.update(kwargs)
-        if not fits or not self._required <= named.keys() or (self._open and VARIADIC in kwargs):
+        # Where further names are taken, these would pass for parameters that they are not.
+        ambiguous = self._open is not None and kwargs and not self._unnameable.isdisjoint(kwargs)
+        if not fits or not self._required <= named.keys() or ambiguous:
             self._explain(args, kwargs)
         if len(args) > len(positional):
             named[VARIADIC] = list(args[len(positional) :])
@@ -97,7 +103,11 @@ class Arguments:
     def _only_value(self, named: dict[str, Any]) -> Any:
         if len(named) != 1 or VARIADIC in named:
             raise ArgumentsError(f"{self._name}: the codec raw carries one argument, and this call has {len(named)}")
-        return next(iter(named.values()))
+        [(name, value)] = named.items()
+        if name not in self._positional[:1]:
+            raise ArgumentsError(f"{self._name}: the codec raw carries the first argument, and this call names {name}")
+        self._first(value)
+        return value
 
     # --------------------------------------------------------------------------------------------- a payload → its call
 
@@ -114,8 +124,8 @@ class Arguments:
                 return self._first(decoders.decode(payload, self._type_of_first))
             if self._open is None:
                 return self._call(decoders.decode(payload, self._shape))
-            return self._unpack_open(decoders.decode(payload, dict[str, Any]))
-        except (msgspec.DecodeError, RecursionError) as error:
+            return self._unpack_open(decoders.decode(payload, _OBJECT))
+        except _UNREADABLE as error:
             raise self._misfit(error, codec_name) from None
 
     def _misfit(self, error: Exception, codec_name: str) -> InvalidInput:
@@ -128,18 +138,17 @@ class Arguments:
         if not isinstance(value, dict):
             return self._first(value)
         named = dict(value)
-        rest = named.pop(VARIADIC, ())
-        positional = [named.pop(name) for name in self._positional if name in named] if rest else []
         try:
-            bound = self._signature.bind(*positional, *rest, **named)
+            call = self._arranged(named, named.pop(VARIADIC, None) if self._variadic else None)
+            self._signature.bind(*call.args, **call.kwargs)
         except TypeError as error:
             raise ArgumentsError(f"the payload does not fit {self._name}{self._signature}: {error}") from None
-        return Call(bound.args, bound.kwargs)
+        return call
 
     def _unpack_open(self, named: dict[str, Any]) -> Call:
         """For a handler with ``**kwargs``: what it names by itself has types, the rest is passed on."""
-        known = {name: named.pop(name) for name in [*self._positional, *self._named, VARIADIC] if name in named}
-        args, kwargs = self._call(msgspec.convert(known, self._shape))
+        known = {name: named.pop(name) for name in self._fields if name in named}
+        args, kwargs = self._call(msgspec.convert(known, self._shape, str_keys=True))
         return Call(args, {**kwargs, **named})
 
     def _first(self, value: Any) -> Call:
@@ -152,26 +161,31 @@ class Arguments:
     def _call(self, shape: Any) -> Call:
         values = msgspec.structs.astuple(shape)
         named = {name: value for name, value in zip(self._fields, values, strict=True) if value is not UNSET}
-        rest = named.pop(VARIADIC, None)
-        if rest is None and not self._only_positional:
-            return Call((), named)
-        count = self._only_positional if rest is None else len(self._positional)
-        args = [named.pop(name) for name in self._positional[:count] if name in named]
-        if rest is not None:
-            if len(args) < count:
-                raise ArgumentsError(f'{self._name}: "{VARIADIC}" needs every argument before it')
-            args += rest
-        return Call(tuple(args), named)
+        return self._arranged(named, named.pop(VARIADIC, None))
+
+    def _arranged(self, named: dict[str, Any], rest: Any) -> Call:
+        """Gives by position what cannot be named: positional-only arguments, and all that stand before the `rest`."""
+        if rest is None:
+            names = self._positional[: self._only_positional]
+            while names and names[-1] not in named:
+                names.pop()
+        else:
+            names = self._positional
+        args = [named.pop(name) if name in named else self._default(name) for name in names]
+        return Call((*args, *(rest or ())), named)
+
+    def _default(self, name: str) -> Any:
+        default = self._signature.parameters[name].default
+        if default is inspect.Parameter.empty:
+            raise ArgumentsError(f"the payload does not fit {self._name}{self._signature}: {name} is missing")
+        return default
 
     # ------------------------------------------------------------------------------------------------------ their types
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
         """The annotations, as far as they can be resolved here."""
-        try:
-            return typing.get_type_hints(self._handler, include_extras=True)
-        except (NameError, AttributeError, TypeError):
-            return {}
+        return _hints_of(self._handler)
 
     @cached_property
     def _fields(self) -> list[str]:
@@ -223,11 +237,14 @@ class Returned:
 
     @cached_property
     def _type(self) -> Any:
-        try:
-            kind = typing.get_type_hints(self._handler, include_extras=True).get("return", Any)
-        except (NameError, AttributeError, TypeError):
-            return Any
-        return plain_type(kind)
+        return plain_type(_hints_of(self._handler).get("return", Any))
+
+
+def _hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(handler, include_extras=True)
+    except Exception:  # noqa: BLE001 an annotation is any expression, and what it raises when it is evaluated its own
+        return {}
 
 
 def plain_type(kind: Any) -> Any:

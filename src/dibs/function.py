@@ -113,12 +113,6 @@ class TaskFunction(Generic[P, R]):
         changed._set_options({**self._options, **options})
         return changed
 
-    @property
-    def result_codec(self) -> str:
-        """How results are encoded, as the arguments are."""
-        name: str = self._fixed.get("codec", "json")
-        return name
-
     # --------------------------------------------------------------------------------------------------------- one task
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
@@ -248,7 +242,7 @@ class TaskFunction(Generic[P, R]):
         options = self._fixed
         if "key" in options:
             return [self._new(args, kwargs) for args in calls]
-        command, pack, codec_name = self.command, self.arguments.pack, self.result_codec
+        command, pack, codec_name = self.command, self.arguments.pack, options.get("codec", "json")
         return [
             NewTask(command=command, payload=pack(args, kwargs, codec_name), id=task_id, **options)
             for args, task_id in zip(calls, new_ids(len(calls)), strict=True)

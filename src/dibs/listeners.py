@@ -49,7 +49,7 @@ class TaskEvent(Struct, frozen=True):
         return id_to_text(self.task_id)
 
 
-class Outcome(Struct):
+class Outcome(Struct, frozen=True):
     """How a handler ended. An `after` hook may return a changed one (``msgspec.structs.replace``)."""
 
     result: Any = None

@@ -61,8 +61,11 @@ def main() -> None:
     """Serves the worker until it closes the pipe."""
     die_with_parent(signal.SIGKILL)
     Here.in_child = True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides what an interrupt means
-    with contextlib.suppress(EOFError, BrokenPipeError), os.fdopen(0, "rb") as orders, _own_output() as answers:
+    for one in (signal.SIGINT, signal.SIGTERM):
+        # The worker decides what they mean, also where they reach the whole group. Not SIG_IGN, which the processes
+        # that a handler starts would inherit.
+        signal.signal(one, lambda *_: None)
+    with contextlib.suppress(EOFError, BrokenPipeError), _own_input() as orders, _own_output() as answers:
         while True:
             _send(answers, Told(ended=_run(_receive(orders), answers)))
 
@@ -102,6 +105,15 @@ class _Teller:
         if progress is None or now_s >= self._next_s:
             self._next_s = now_s + PROGRESS_EVERY_S
             _send(self._answers, Told(progress=progress, beat=True))
+
+
+def _own_input() -> BinaryIO:
+    """Keeps the pipe of orders; a handler that reads, or a program that it starts, finds nothing."""
+    orders = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return orders
 
 
 def _own_output() -> BinaryIO:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import functools
+import itertools
+import queue
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from dibs.portal import LoopThread
+from dibs.task import Kind
 from dibs.worker.jobs import Job, Slots
 from dibs.worker.running import Ended, run_async, run_sync
 
@@ -82,10 +85,12 @@ class LoopLane(Lane):
     def _start(self, jobs: Sequence[Job]) -> None:
         create_task = self._thread.loop.create_task
         for job in jobs:
-            job.handle = create_task(self._run(job))
+            job.handle = create_task(run_async(job.function, job.current))
+            job.handle.add_done_callback(functools.partial(self._over, job))
 
-    async def _run(self, job: Job) -> None:
-        self._end(job, await run_async(job.function, job.current))
+    def _over(self, job: Job, task: asyncio.Task[Ended]) -> None:
+        # Cancelled before it began to run, it had no chance to say so itself.
+        self._end(job, Ended(kind=Kind.RETRY) if task.cancelled() else task.result())
 
     def stop(self, job: Job) -> bool:
         self._thread.loop.call_soon_threadsafe(self._cancel, job)
@@ -123,17 +128,26 @@ class ThreadLane(Lane):
 
     def __init__(self, slots: int, report: Report) -> None:
         super().__init__(slots, report)
-        self._pool = ThreadPoolExecutor(slots, "dibs-thread")
+        # Not an executor: the interpreter waits for those, however long a handler takes that was given up.
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads = itertools.count(1)
 
     def start(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self._pool.submit(self._run, job)
+            self._queue.put(job)
+            if not self._idle.acquire(blocking=False):
+                threading.Thread(target=self._serve, name=f"dibs-thread-{next(self._threads)}", daemon=True).start()
 
-    def _run(self, job: Job) -> None:
-        self._end(job, run_sync(job.function, job.current))
+    def _serve(self) -> None:
+        while (job := self._queue.get()) is not None:
+            self._end(job, run_sync(job.function, job.current))
+            del job
+            self._idle.release()
+        self._queue.put(None)
 
     def stop(self, job: Job) -> bool:  # noqa: ARG002 nothing stops a thread from outside
         return False
 
     async def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._queue.put(None)

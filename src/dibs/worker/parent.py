@@ -16,6 +16,14 @@ class Here:
     in_child = False
 
 
+def signal_name(number: int) -> str:
+    """What a signal is called; some have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def die_with_parent(with_signal: signal.Signals) -> None:
     """Has the kernel send this process a signal when its parent ends. Linux only; elsewhere nothing happens."""
     with contextlib.suppress(OSError, AttributeError):

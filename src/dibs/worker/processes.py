@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -15,11 +14,13 @@ from dibs.task import ErrorInfo, Kind
 from dibs.worker.child import Order, decode_told, frame
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane, Report
-from dibs.worker.running import Ended
+from dibs.worker.parent import signal_name
+from dibs.worker.running import Ended, error_info
 
 log = logging.getLogger("dibs.worker")
 
 PROCESS_DIED = "ProcessDied"
+CLOSE_S = 2.0
 CHILD = "from dibs.worker.child import main; main()"
 
 
@@ -31,6 +32,7 @@ class ProcessLane(Lane):
     def __init__(self, slots: int, report: Report) -> None:
         super().__init__(slots, report)
         self._idle: list[Process] = []
+        self._children: set[Process] = set()
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, jobs: Sequence[Job]) -> None:
@@ -47,9 +49,13 @@ class ProcessLane(Lane):
             if job.why is not None:
                 child.kill()
             ended = await self._converse(child, job)
+            job.handle = None
             self._idle.append(child)
         except (OSError, asyncio.IncompleteReadError) as error:
             ended = await _died(child, error)
+        except Exception as error:  # noqa: BLE001 whatever it is, the task must end and the child is of no more use
+            _kill(child)
+            ended = Ended(kind=Kind.RETRY, error=error_info(error))
         self._end(job, ended)
 
     async def _child(self) -> Process:
@@ -57,7 +63,10 @@ class ProcessLane(Lane):
             child = self._idle.pop()
             if child.returncode is None:
                 return child
-        return await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdin=PIPE, stdout=PIPE)
+        self._children = {child for child in self._children if child.returncode is None}
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdin=PIPE, stdout=PIPE)
+        self._children.add(child)
+        return child
 
     async def _converse(self, child: Process, job: Job) -> Ended:
         assert child.stdin is not None
@@ -72,18 +81,28 @@ class ProcessLane(Lane):
             job.tell(told.progress)
 
     def stop(self, job: Job) -> bool:
-        if job.handle is not None:
-            with contextlib.suppress(ProcessLookupError):
-                job.handle.kill()
+        _kill(job.handle)
         return True
 
     async def close(self) -> None:
         for running in list(self._running):
             running.cancel()
-        for child in self._idle:
+        await asyncio.gather(*self._running, return_exceptions=True)
+        for child in self._children:
             if child.stdin is not None:
                 child.stdin.close()
-            await child.wait()
+            if child not in self._idle:
+                _kill(child)
+        for child in self._children:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), CLOSE_S)
+            _kill(child)
+
+
+def _kill(child: Process | None) -> None:
+    if child is not None and child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
 
 
 async def _died(child: Process | None, error: Exception) -> Ended:
@@ -91,5 +110,5 @@ async def _died(child: Process | None, error: Exception) -> Ended:
     if child is None:
         return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"no process could be started: {error}"))
     code = await child.wait()
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    how = signal_name(-code) if code < 0 else f"exit status {code}"
     return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"the process of the handler ended with {how}"))

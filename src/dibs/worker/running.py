@@ -76,21 +76,26 @@ def _read(function: Function, task: CurrentTask) -> Call:
 
 def _told(function: Function, task: CurrentTask, outcome: Outcome) -> Ended:
     """Hears the hooks, and says what the outcome means for the queue."""
-    listeners = function.app.listeners
-    if listeners.after:
-        outcome = listeners.finish(task, outcome)
-    if outcome.error is None:
-        return _completed(function, outcome)
-    return _raised(function, outcome.error)
-
-
-def _completed(function: Function, outcome: Outcome) -> Ended:
-    name = function.result_codec
     try:
-        result = codec.encode(outcome.result, name)
-    except CodecError as error:
+        outcome = function.app.listeners.finish(task, outcome)
+        if outcome.error is None:
+            return _completed(task.lease.codec, outcome)
+        return _raised(function, outcome.error)
+    except Exception as error:  # noqa: BLE001 a task that nobody hears of again would keep its slot for ever
+        return Ended(kind=Kind.RETRY, error=error_info(error))
+
+
+def _completed(codec_name: str, outcome: Outcome) -> Ended:
+    """A result is written as the arguments were; JSON has a form for what others may not have: nothing, and, with raw,
+    what is not bytes."""
+    value = outcome.result
+    if value is None or (codec_name == "raw" and not isinstance(value, bytes | bytearray | memoryview)):
+        codec_name = "json"
+    try:
+        result = codec.encode(value, codec_name)
+    except (CodecError, MemoryError) as error:
         return Ended(kind=Kind.FAIL, reason=INVALID_RESULT, error=error_info(error))
-    return Ended(kind=Kind.COMPLETE, result=result, codec=name, result_ttl_s=outcome.result_ttl_s)
+    return Ended(kind=Kind.COMPLETE, result=result, codec=codec_name, result_ttl_s=outcome.result_ttl_s)
 
 
 def _raised(function: Function, error: BaseException) -> Ended:

@@ -48,9 +48,10 @@ _HAPPENINGS = {
 class Settler:
     """Settles what the handlers of one app ended with."""
 
-    def __init__(self, link: Link, tell: Tell) -> None:
+    def __init__(self, link: Link, tell: Tell, done: Callable[[], None]) -> None:
         self._link = link
         self._tell = tell
+        self._done = done
         self._outbox: list[tuple[Job, Ended]] = []
         self._changed = asyncio.Event()
         self._in_flight = 0
@@ -77,6 +78,7 @@ class Settler:
                 self._in_flight = len(batch)
                 await self._settle(batch)
                 self._in_flight = 0
+                self._done()
 
     async def _settle(self, batch: list[tuple[Job, Ended]]) -> None:
         settlements = [await self._settlement(job, ended) for job, ended in batch]
@@ -117,9 +119,10 @@ class Settler:
         return known[1]
 
     def _hear(self, job: Job, ended: Ended, answer: Answer) -> None:
-        if isinstance(answer, Settled):
+        if isinstance(answer, Settled | Already):
             if ended.kind is not Kind.RELEASE:
-                self._tell(job, _HAPPENINGS[answer.status], ended.error)
+                # A repeated settlement may find its task claimed again: then it had been retried.
+                self._tell(job, _HAPPENINGS.get(answer.status, Happening.RETRIED), ended.error)
         elif isinstance(answer, LeaseLost):
             log.warning(
                 "task %s of %s: the lease was lost (%s), its outcome is dropped",

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dibs.errors import MissingDriver
+from dibs.worker.parent import signal_name
 
 log = logging.getLogger("dibs.worker")
 
@@ -58,6 +59,8 @@ class Supervisor:
             # A session of its own: an interrupt at the terminal reaches the supervisor alone, which passes it on once.
             child = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
             self._children.add(child)
+            if self._stopping.is_set():  # while it was being started
+                self._signal(signal.SIGTERM)
             status = await child.wait()
             self._children.discard(child)
             if self._over(status, time.monotonic() - started_s):
@@ -83,7 +86,7 @@ class Supervisor:
             self.stop()
             return True
         if status < 0:
-            log.warning("a worker was killed by %s; starting another", signal.Signals(-status).name)
+            log.warning("a worker was killed by %s; starting another", signal_name(-status))
         elif status > 0:
             log.warning("a worker ended with status %d", status)
         return False

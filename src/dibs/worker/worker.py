@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -35,6 +36,10 @@ log = logging.getLogger("dibs.worker")
 
 STOP_PATIENCE_S = 5.0
 """How long a handler that was cancelled may take to clean up before its task is settled without it."""
+
+DRAIN_LOOK_S = 0.2
+LISTENERS_S = 5.0
+"""How long listeners may take to hear what is left when the worker ends."""
 
 LANES: dict[RunIn, type[Lane]] = {"loop": LoopLane, "thread": ThreadLane, "process": ProcessLane}
 
@@ -148,7 +153,7 @@ class Worker:
     def _attend(self, link: Link, background: list[asyncio.Task[None]]) -> Registrar:
         """Starts what one app needs beside the claims."""
         tenants = self.options.tenants or (link.app.tenant,)
-        self._settlers[id(link)] = settler = Settler(link, self._tell)
+        self._settlers[id(link)] = settler = Settler(link, self._tell, self._quiet.set)
         commands = _chosen(link.app, self.options.commands)
         lanes = {run_in: self._lane(run_in) for run_in in {link.app.functions[name].policy.run_in for name in commands}}
         for run_in, lane in lanes.items():
@@ -194,15 +199,19 @@ class Worker:
         """Claims until nothing is left that could be claimed now and nothing runs that could enqueue more."""
         while True:
             self._quiet.clear()
-            # Looked at before the claims: what ends later may have enqueued something that they missed.
-            idle = not self._jobs and not any(settler.pending for settler in self._settlers.values())
+            # Looked at before the claims: what ends later may have enqueued something that they missed. Handlers that
+            # were left to themselves do not count, unless it is for them that nothing could be claimed.
+            idle = all(job.settled for job in self._jobs.values()) and not self._unsettled()
+            idle = idle and all(claimer.lane.slots.free for claimer in self._claimers)
             taken = 0
             for claimer in self._claimers:
                 taken += await claimer.take(1_000)
             if not taken and idle:
                 return
             if not taken:
-                await self._quiet.wait()
+                # A running handler may have enqueued something, and may wait for it.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._quiet.wait(), DRAIN_LOOK_S)
 
     async def _drain_jobs(self, background: list[asyncio.Task[None]]) -> None:
         """Lets running handlers end, then stops and releases what is left; returns when the store knows everything."""
@@ -232,15 +241,22 @@ class Worker:
         while True:
             self._quiet.clear()
             unsettled = [job for job in self._jobs.values() if jobs_too or not job.settled]
-            if not unsettled and not any(settler.pending for settler in self._settlers.values()):
+            if not unsettled and not self._unsettled():
                 return
             await self._quiet.wait()
+
+    def _unsettled(self) -> bool:
+        """True while the store has not heard of every outcome."""
+        return any(settler.pending for settler in self._settlers.values())
 
     async def _leave(self, links: Sequence[Link], registrars: Sequence[Registrar]) -> None:
         for lane in self._lanes.values():
             await lane.close()
         if self._events is not None:
-            self._events.shutdown(wait=False)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LISTENERS_S):
+                    await asyncio.wrap_future(self._events.submit(int))
+            self._events.shutdown(wait=False, cancel_futures=True)
         for registrar in registrars:
             await registrar.leave()
         for link in links:

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dibs import Dibs
+from dibs.clock import ManualClock
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Stores are asyncio's."""
+    return "asyncio"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The store's time."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of each kind."""
+    return "memory:" if request.param == "memory" else str(tmp_path / "store")
+
+
+@pytest.fixture
+async def app(url: str, clock: ManualClock) -> AsyncIterator[Dibs]:
+    """An app whose time stands still."""
+    opened = Dibs(url, clock=clock)
+    yield opened
+    opened.close()
+    await opened.aclose()
