@@ -19,6 +19,7 @@ from dibs.arguments import Arguments, Returned
 from dibs.errors import InvalidOption, PartlyEnqueued, TaskUnfinished
 from dibs.handles import Batch, Handle
 from dibs.ids import new_id, new_ids
+from dibs.listeners import Happening
 from dibs.retry import Backoff
 from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Rejected
 
@@ -212,7 +213,10 @@ class TaskFunction(Generic[P, R]):
 
     def _add(self, batch: Batch[R], chunk: Sequence[NewTask], ids: Sequence[bytes]) -> None:
         batch.task_ids += ids
-        self.app.listeners.tell_enqueued(self.tenant, chunk)
+        if self.app.listeners.wants(Happening.ENQUEUED):
+            # Another id than the task's own: a duplicate, which put in nothing.
+            new = [task for task, task_id in zip(chunk, ids, strict=True) if task.id == task_id]
+            self.app.listeners.tell_enqueued(self.tenant, new)
 
     def _chunks(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[list[NewTask]]:
         if not iterables:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -74,12 +74,6 @@ def descendants(process_id: int) -> set[psutil.Process]:
     return set(psutil.Process(process_id).children(recursive=True))
 
 
-def until(seen: Callable[[], bool]) -> None:
-    """Returns once it is so; pytest ends what never is."""
-    while not seen():
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def running(env: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A demo that runs, in a session of its own as in a terminal."""
@@ -103,8 +97,9 @@ def test_an_interrupt_leaves_nothing_behind(
     which: signal.Signals, running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     """Interrupted while its workers run, the demo ends with status 130; its workers and their directory are gone."""
-    until(lambda: len(descendants(running.pid)) == 3)
-    workers = descendants(running.pid)
+    while len(workers := descendants(running.pid)) < 3:
+        assert running.poll() is None
+        time.sleep(0.02)
     assert list(tmp_path.iterdir())
     os.killpg(running.pid, which)
     out, _ = running.communicate(timeout=RUN_S)
