@@ -77,9 +77,9 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
+    # They stay listed: whoever opens the directory here goes on with the same engine, which starts anew when it is used.
     for engine in _open.values():
         engine.disown()
-    _open.clear()
     _held.clear()
 
 
@@ -178,9 +178,10 @@ class LmdbEngine(Engine):
 
     def disown(self) -> None:
         """In a child process: lets go of the parent's files. A lock on one of them would outlive the parent."""
-        self.forked = True
-        os.close(self._turnstile)
-        self._sender.close()
+        if not self.forked:
+            self.forked = True
+            os.close(self._turnstile)
+            self._sender.close()
 
     def lane(self) -> Lane:
         if self.forked:
@@ -189,6 +190,12 @@ class LmdbEngine(Engine):
 
     def _restart_in_child(self) -> None:
         """Threads, locks and event loops do not survive a fork; the directory does."""
+        with _open_lock:
+            if self.forked:
+                self._close_the_parents()
+                self._start()
+
+    def _close_the_parents(self) -> None:
         closing = threading.Thread(target=self.environment.close, daemon=True)
         closing.start()
         closing.join(FORK_WAIT_S)
@@ -199,9 +206,6 @@ class LmdbEngine(Engine):
         for lane in self._lanes.values():
             lane.disown()
         self._lanes.clear()
-        where = self.directory.stat()
-        self._start()
-        _open[(where.st_dev, where.st_ino)] = self
 
     def _new_lane(self, loop: Any) -> Lane:
         return WakeLane(self, loop, self.directory / "wake")
@@ -230,6 +234,9 @@ class LmdbEngine(Engine):
     def _close(self) -> None:
         for where in [where for where, engine in _open.items() if engine is self]:
             del _open[where]
+        if self.forked:
+            self._close_the_parents()
+            return
         self._queue.put(None)
         self._writer.join()
         self._sender.close()
