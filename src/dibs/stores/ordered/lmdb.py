@@ -77,7 +77,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
-    # They stay listed: whoever opens the directory here goes on with the same engine, which starts anew when it is used.
+    # They stay listed: whoever opens the directory here goes on with its engine, which starts anew when it is used.
     for engine in _open.values():
         engine.disown()
     _held.clear()
