@@ -182,9 +182,10 @@ class Dibs:
 
         return codec.decode(data, codec_name)
 
-    async def open(self) -> Store:
-        """Opens another store of this app's, for the running loop; the caller closes it."""
-        return await open_store(self.url, clock=self.clock, settings=self.settings)
+    async def open(self, *, create: bool = True) -> Store:
+        """Opens another store of this app's, for the running loop; the caller closes it. Without `create`, one that is
+        not there is not made."""
+        return await open_store(self.url, clock=self.clock, settings=self.settings, create=create)
 
     async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
         """Asks the running loop's store, which is opened at the first question, and again after it broke."""
