@@ -23,7 +23,7 @@ from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
 from dibs.function import AsyncTaskFunction, CallOptions, Policy, RunIn, TaskFunction
 from dibs.handles import Handle
 from dibs.ids import id_from_text
-from dibs.importing import command_of
+from dibs.importing import command_of, module_of
 from dibs.listeners import After, Before, Listener, Listeners, plain
 from dibs.portal import Portal
 from dibs.retry import Backoff
@@ -129,6 +129,8 @@ class Dibs:
         """
 
         def declare(handler: Callable[..., Any]) -> TaskFunction[..., Any]:
+            if isinstance(handler, TaskFunction):  # of another app, or a second name
+                handler = handler.handler
             is_async = inspect.iscoroutinefunction(handler)
             policy = Policy(
                 run_in=_run_in(run_in, is_async=is_async),
@@ -143,11 +145,13 @@ class Dibs:
         return declare if handler is None else declare(handler)
 
     def _declare(self, function: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
-        for command in (function.command, *function.aliases):
+        commands = (function.command, *function.aliases)
+        for command in commands:
             known = self.functions.get(command)
-            if known is not None and known.handler.__qualname__ != function.handler.__qualname__:
+            # The same function again is a module that was imported or run anew.
+            if known is not None and _whence(known) != _whence(function):
                 raise InvalidOption(f"two functions are named {command}: give one of them another name")
-            self.functions[command] = function
+        self.functions.update(dict.fromkeys(commands, function))
         return function
 
     def on(self, kind: str) -> Callable[[ListenerT], ListenerT]:
@@ -182,9 +186,10 @@ class Dibs:
 
         return codec.decode(data, codec_name)
 
-    async def open(self) -> Store:
-        """Opens another store of this app's, for the running loop; the caller closes it."""
-        return await open_store(self.url, clock=self.clock, settings=self.settings)
+    async def open(self, *, create: bool = True) -> Store:
+        """Opens another store of this app's, for the running loop; the caller closes it. Without `create`, one that is
+        not there is not made."""
+        return await open_store(self.url, clock=self.clock, settings=self.settings, create=create)
 
     async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
         """Asks the running loop's store, which is opened at the first question, and again after it broke."""
@@ -213,12 +218,13 @@ class Dibs:
         loop = asyncio.get_running_loop()
         store = self._stores.get(loop)
         if store is None:
-            for ended in [other for other in self._stores if other.is_closed()]:
-                await self._stores.pop(ended).close()
             opened = await self.open()
             store = self._stores.setdefault(loop, opened)
             if store is not opened:
                 await opened.close()
+            # Afterwards: a store in memory is gone when nobody has it open.
+            for ended in [other for other in list(self._stores) if other.is_closed()]:
+                await self._forget_of(ended)
         return store
 
     async def _forget(self, store: Store) -> None:
@@ -270,12 +276,14 @@ class Dibs:
     async def aclose(self) -> None:
         """Closes the running loop's store, and those of loops that have ended."""
         loop = asyncio.get_running_loop()
-        for one in [other for other in self._stores if other is loop or other.is_closed()]:
+        for one in [other for other in list(self._stores) if other is loop or other.is_closed()]:
             await self._forget_of(one)
 
     async def _forget_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(StoreUnavailable, StoreClosed):
-            await self._stores.pop(loop).close()
+        store = self._stores.pop(loop, None)
+        if store is not None:
+            with contextlib.suppress(StoreUnavailable, StoreClosed):
+                await store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -288,6 +296,11 @@ class Dibs:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         await self.aclose()
+
+
+def _whence(function: TaskFunction[..., Any]) -> tuple[str, str]:
+    handler = function.handler
+    return module_of(handler), getattr(handler, "__qualname__", repr(handler))
 
 
 def _run_in(asked: RunIn | None, *, is_async: bool) -> RunIn:

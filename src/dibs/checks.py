@@ -185,8 +185,6 @@ def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
 def _check_keyed(tenant: str, task: NewTask) -> None:
     assert task.key is not None
     check_key(task.key)
-    if task.on_duplicate not in ("return", "replay_dead"):
-        raise InvalidOption(f"on_duplicate is {_short(task.on_duplicate)}: use 'return' or 'replay_dead'")
     if task.id and slot_of(task.id) != slot_of(key_digest(tenant, task.command, task.key)):
         raise InvalidName("the id is not in the slot of its key: mint it with new_id(tenant, command, key)")
 
@@ -204,6 +202,8 @@ def _check_task_options(task: NewTask) -> None:
         _check_text("traceparent", task.traceparent)
     if task.limit_key is not None:
         check_key(task.limit_key)
+    if task.on_duplicate not in ("return", "replay_dead"):
+        raise InvalidOption(f"on_duplicate is {_short(task.on_duplicate)}: use 'return' or 'replay_dead'")
     if task.limit_cost != 1 or type(task.limit_cost) is not int:
         check_whole("limit_cost", task.limit_cost, 1, LIMIT_COST_MAX)
     if type(task.keep) is not bool:

@@ -135,6 +135,9 @@ class TaskCancelled(TaskError):
 
     code = "task_cancelled"
 
+    reason = ""
+    """CANCELLED, EXPIRED or DUPLICATE."""
+
 
 class TaskUnfinished(TaskError, TimeoutError):
     """The task has not ended, or not in the time given. It may still: ask again, or wait longer."""

@@ -10,18 +10,31 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from msgspec import Struct
 
 from dibs import checks
 from dibs.arguments import Arguments, Returned
-from dibs.errors import InvalidOption, PartlyEnqueued, TaskUnfinished
+from dibs.errors import InvalidOption, PartlyEnqueued, TaskCancelled, TaskUnfinished
 from dibs.handles import Batch, Handle
 from dibs.ids import new_id, new_ids
 from dibs.listeners import Happening
 from dibs.retry import Backoff
-from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Rejected
+from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Reason, Rejected
 
 if TYPE_CHECKING:
     from dibs.app import Dibs
@@ -33,6 +46,7 @@ R_co = TypeVar("R_co", covariant=True)
 CALL_TIMEOUT_S = 30.0
 CHUNKS_IN_FLIGHT = 3
 
+Outcome = Enqueued | Duplicate | Rejected
 RunIn = Literal["loop", "thread", "process"]
 
 
@@ -94,11 +108,13 @@ class TaskFunction(Generic[P, R]):
         self.handler = handler
         self.command = command
         self.aliases = tuple(aliases)
+        for alias in self.aliases:
+            checks.check_command(alias)
         self.policy = policy
         self.arguments = Arguments(handler, command)
         self.returned = Returned(handler)
         self._set_options(options)
-        functools.update_wrapper(self, handler)
+        functools.update_wrapper(self, handler, updated=())
 
     def __repr__(self) -> str:
         return f"<task {self.command} of {self.app!r}>"
@@ -157,11 +173,19 @@ class TaskFunction(Generic[P, R]):
         patient = self if "expires_s" in self._options else self.options(expires_s=timeout_s)
         new = patient._new(args, kwargs)
         handle = self._told(await self._put(new), new)
+        hint = f"call waited {timeout_s:g} s; is a worker running for {self.command}?"
         try:
             return await handle.awaited(timeout_s)
         except TaskUnfinished as error:
-            error.add_note(f"call waited {timeout_s:g} s; is a worker running for {self.command}?")
+            error.add_note(hint)
             raise
+        except TaskCancelled as error:
+            if patient is self or error.reason != Reason.EXPIRED:
+                raise
+            # Its time was this call's: whoever swept it away was only a moment ahead of the timeout.
+            late = TaskUnfinished(f"task {handle.id} of {self.command} had not started in time, and never will")
+            late.add_note(hint)
+            raise late from None
 
     async def _put(self, new: NewTask) -> Enqueued | Duplicate:
         [outcome] = await self.app.ask(lambda store: store.enqueue(self.tenant, [new]))
@@ -181,21 +205,19 @@ class TaskFunction(Generic[P, R]):
         """Enqueues one task for each item, like the built-in `map`: with several iterables, one argument of each;
         `fixed` arguments are the same for all. Goes on in chunks while the input is still being read."""
         batch = self._batch()
-        in_flight: deque[tuple[Sequence[NewTask], Future[list[bytes]]]] = deque()
+        in_flight: deque[tuple[Sequence[NewTask], Future[list[Outcome]]]] = deque()
         try:
             for chunk in self._chunks(iterables, fixed):
                 in_flight.append((chunk, self.app.submit(self._put_chunk(chunk))))
                 if len(in_flight) == CHUNKS_IN_FLIGHT:
-                    self._add(batch, in_flight[0][0], in_flight[0][1].result())
-                    in_flight.popleft()
+                    self._add_first(batch, in_flight)
             while in_flight:
-                self._add(batch, in_flight[0][0], in_flight[0][1].result())
-                in_flight.popleft()
-        except BaseException as error:
-            for some, future in in_flight:
+                self._add_first(batch, in_flight)
+        except BaseException as error:  # noqa: BLE001 raised again
+            while in_flight:
                 with contextlib.suppress(BaseException):
-                    self._add(batch, some, future.result())
-            raise _partly(batch, error) from error
+                    self._add_first(batch, in_flight)
+            _raise_partly(batch, error)
         return batch
 
     async def amap(self, *iterables: Iterable[Any], **fixed: Any) -> Batch[R]:
@@ -204,19 +226,31 @@ class TaskFunction(Generic[P, R]):
         try:
             for chunk in self._chunks(iterables, fixed):
                 self._add(batch, chunk, await self._put_chunk(chunk))
-        except BaseException as error:
-            raise _partly(batch, error) from error
+        except BaseException as error:  # noqa: BLE001 raised again
+            _raise_partly(batch, error)
         return batch
 
     def _batch(self) -> Batch[R]:
         return Batch(self.app, self.tenant, self.returned.decode, kept=self._fixed.get("keep", True))
 
-    def _add(self, batch: Batch[R], chunk: Sequence[NewTask], ids: Sequence[bytes]) -> None:
-        batch.task_ids += ids
+    def _add_first(self, batch: Batch[R], in_flight: deque[tuple[Sequence[NewTask], Future[list[Outcome]]]]) -> None:
+        chunk, future = in_flight[0]
+        try:
+            outcomes = future.result()
+        finally:
+            if future.done():
+                in_flight.popleft()
+        self._add(batch, chunk, outcomes)
+
+    def _add(self, batch: Batch[R], chunk: Sequence[NewTask], outcomes: Sequence[Outcome]) -> None:
+        """Adds what is in the queue; raises if something was refused."""
+        batch.task_ids += [one.id for one in outcomes if not isinstance(one, Rejected)]
         if self.app.listeners.wants(Happening.ENQUEUED):
-            # Another id than the task's own: a duplicate, which put in nothing.
-            new = [task for task, task_id in zip(chunk, ids, strict=True) if task.id == task_id]
+            new = [task for task, one in zip(chunk, outcomes, strict=True) if isinstance(one, Enqueued)]
             self.app.listeners.tell_enqueued(self.tenant, new)
+        for one in outcomes:
+            if isinstance(one, Rejected):
+                raise one.error()
 
     def _chunks(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[list[NewTask]]:
         if not iterables:
@@ -225,20 +259,15 @@ class TaskFunction(Generic[P, R]):
         while some := list(islice(calls, BATCH_MAX)):
             yield self._new_chunk(some, fixed)
 
-    async def _put_chunk(self, chunk: Sequence[NewTask]) -> list[bytes]:
-        ids = []
-        for outcome in await self.app.ask(lambda store: store.enqueue(self.tenant, chunk)):
-            if isinstance(outcome, Rejected):
-                raise outcome.error()
-            ids.append(outcome.id)
-        return ids
+    async def _put_chunk(self, chunk: Sequence[NewTask]) -> list[Outcome]:
+        return await self.app.ask(lambda store: store.enqueue(self.tenant, chunk))
 
     # ---------------------------------------------------------------------------------------------------------- options
 
     def _set_options(self, options: CallOptions) -> None:
         self._options = options
         self._fixed = new_task_fields(options)
-        self.tenant: str = options.get("tenant", self.app.tenant)
+        self.tenant: str = options.get("tenant") or self.app.tenant
         checks.check_tenant(self.tenant)
         checks.check_new_task(self.tenant, NewTask(command=self.command, **self._fixed), checks.Limits())
 
@@ -285,10 +314,10 @@ def new_task_fields(options: CallOptions) -> dict[str, Any]:
     return fields
 
 
-def _partly(batch: Batch[Any], error: BaseException) -> BaseException:
+def _raise_partly(batch: Batch[Any], error: BaseException) -> NoReturn:
     """What a broken-off map raises: the error itself if nothing was enqueued yet."""
     if not batch.task_ids or not isinstance(error, Exception):
-        return error
+        raise error
     partly = PartlyEnqueued(f"{len(batch)} tasks are enqueued, then: {error}")
     partly.batch = batch
-    return partly
+    raise partly from error

@@ -265,7 +265,9 @@ def value_of(task: Task, decode: Decode, *, kept: bool = True) -> Any:
     if task.status is Status.FAILED:
         raise _failure(task)
     if task.status is Status.CANCELLED:
-        raise TaskCancelled(f"task {id_to_text(task.id)} of {task.command} was cancelled ({task.reason})")
+        cancelled = TaskCancelled(f"task {id_to_text(task.id)} of {task.command} was cancelled ({task.reason})")
+        cancelled.reason = task.reason or ""
+        raise cancelled
     if not kept:
         return None
     if task.result is None:

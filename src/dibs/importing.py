@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +17,26 @@ if TYPE_CHECKING:
 
 def command_of(handler: Callable[..., Any]) -> str:
     """Returns ``module.function``; a script counts under the name by which it can be imported."""
-    name = handler.__qualname__
+    name = getattr(handler, "__qualname__", repr(handler))
     if "<" in name:
         raise InvalidName(f"{name} has no name that a worker could find: define it in a module, or give name=")
-    return f"{module_name(handler.__module__)}.{name}"
+    return f"{module_of(handler)}.{name}"
 
 
-def module_name(name: str) -> str:
-    """Returns the name under which a module can be imported, also that of the script that is running."""
-    if name != "__main__":
+def module_of(handler: Callable[..., Any]) -> str:
+    """Returns the name under which a function's module can be imported, also if it is the script that is running."""
+    name = handler.__module__
+    if name == "__main__":
+        module = vars(sys.modules["__main__"])
+    elif name == "__mp_main__":
+        # The script in a process that multiprocessing started: it is not the main module there, or not yet.
+        module = getattr(inspect.unwrap(handler), "__globals__", {})
+    else:
         return name
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
+    spec = module.get("__spec__")
     if spec is not None:
         return str(spec.name)
-    file = getattr(main, "__file__", None)
+    file = module.get("__file__")
     return name if file is None else locate(Path(file))[1]
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def app(url: str, clock: ManualClock) -> AsyncIterator[Dibs]:
+def app(url: str, clock: ManualClock) -> Iterator[Dibs]:
     """An app whose time stands still."""
     opened = Dibs(url, clock=clock)
     yield opened
+    close_all(opened)
+
+
+def close_all(opened: Dibs) -> None:
+    """Closes the stores of every loop that used the app."""
+    opened.run(opened._close_all())
     opened.close()
-    await opened.aclose()

@@ -34,7 +34,13 @@ JSON = st.recursive(
 )
 CODECS = st.sampled_from(["json", "msgpack", "test-plain"])
 
-codec.register("test-plain", lambda value: json.dumps(value).encode(), json.loads)
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_codec() -> Iterator[None]:
+    """A codec that is not built in."""
+    codec.register("test-plain", lambda value: json.dumps(value).encode(), json.loads)
+    yield
+    del codec._codecs["test-plain"]
 
 
 @st.composite

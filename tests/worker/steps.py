@@ -49,18 +49,14 @@ async def eventually(condition: Callable[[], Any]) -> Any:
 
 def declare(app: Dibs, lane: str, body: Callable[[Any], Any], **options: Any) -> TaskFunction[..., Any]:
     """A task that does `body`, in a loop or in a thread."""
-    if lane == "loop":
 
-        async def handler(value: Any = None) -> Any:
-            return body(value)
-
-        made: TaskFunction[..., Any] = app.task(name="work", **options)(handler)
-        return made
-
-    def plain(value: Any = None) -> Any:
+    async def in_loop(value: Any = None) -> Any:
         return body(value)
 
-    made = app.task(name="work", **options)(plain)
+    def in_thread(value: Any = None) -> Any:
+        return body(value)
+
+    made: TaskFunction[..., Any] = app.task(name="work", **options)(in_loop if lane == "loop" else in_thread)
     return made
 
 

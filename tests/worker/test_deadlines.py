@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -58,10 +59,8 @@ async def test_what_a_handler_returns_after_its_timeout_does_not_count(app: Dibs
 
     @app.task(name="stubborn", timeout_s=0.1, backoff=NOW, max_attempts=1)
     async def stubborn() -> str:
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(LIMIT_S)
-        except asyncio.CancelledError:
-            pass
         return "late"
 
     handle = await stubborn.aenqueue()
@@ -188,10 +187,8 @@ async def test_complete_wins_over_cancel(live: Dibs) -> None:
     @live.task(name="slow", lease_s=1)
     async def slow() -> str:
         started.set()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(LIMIT_S)
-        except asyncio.CancelledError:
-            pass
         return "still done"
 
     handle = await slow.aenqueue()
@@ -298,7 +295,8 @@ async def test_heartbeats_keep_a_long_handler_alive(live: Dibs) -> None:
 
 
 async def test_a_blocked_loop_stops_renewing(live: Dibs, caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that blocks its loop for longer than the lease loses it to another worker, and the log says where."""
+    """A handler that blocks its loop for longer than the lease loses it to another worker, and the log says where. The
+    blocked worker does not take the task again."""
     release = threading.Event()
     workers: list[str] = []
     other = Dibs(settings=Settings(url=live.url))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
-from dibs.task import BATCH_MAX, Lease
+from dibs.task import BATCH_MAX, Kind, Lease, Settlement
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane
 from dibs.worker.link import Link
 
 WAIT_S = 20.0
+BLOCKED_S = 1.0
+BLOCKED_LOOK_S = 0.2
 
 
 class Claimer:
@@ -36,7 +39,9 @@ class Claimer:
         others keeps a single slot while it waits."""
         while True:
             await self.lane.slots.wait()
-            if alone:
+            if self._blocked():
+                await asyncio.sleep(BLOCKED_LOOK_S)
+            elif alone:
                 await self.take(BATCH_MAX, WAIT_S)
             elif not await self.take(BATCH_MAX):
                 await self.lane.slots.wait()
@@ -49,6 +54,9 @@ class Claimer:
         try:
             if reserved:
                 leases = await self._claim(reserved, wait_s)
+                if leases and self._blocked():
+                    await self._release(leases)
+                    return 0
                 taken = len(leases)
                 self._begin([self._job(lease) for lease in leases])
         finally:
@@ -60,6 +68,14 @@ class Claimer:
         return await self.link.ask(
             lambda store: store.claim(self.tenant, commands, limit=limit, wait_s=wait_s, worker=self._worker)
         )
+
+    def _blocked(self) -> bool:
+        """True while nothing that the lane is given would run: then others should have it."""
+        return self.lane.blocked_s() > BLOCKED_S
+
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        back = [Settlement(tenant=one.tenant, id=one.id, token=one.token, kind=Kind.RELEASE) for one in leases]
+        await self.link.ask(lambda store: store.settle(back))
 
     def _next_commands(self) -> list[str]:
         """Every command has its turn to be asked first, so that a busy queue does not starve the others."""

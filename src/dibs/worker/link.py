@@ -30,48 +30,50 @@ class Link:
         self._give_up_s = give_up_s
         self._store: Store | None = None
         self._opening = asyncio.Lock()
-        self._good_s = time.monotonic()
-        self._failures = 0
+        self._opened = False
+        """A store that was there and is not any more was removed: an empty one in its place would hide that."""
 
     async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
-        """Returns the answer. Raises what the store raised once nothing has been answered for so long."""
+        """Returns the answer. Raises what the store raised once this question has not been answered for so long,
+        whatever became of others: a store that can still be read, but not written, is of no use."""
+        failures = 0
+        failing_since_s = 0.0
         while True:
             store = None
             try:
                 store = await self._open()
                 answer = await question(store)
             except (StoreUnavailable, StoreClosed) as error:
-                await self._broken(store, error)
+                await self._let_go(store)
+                failures += 1
+                failing_since_s = failing_since_s or time.monotonic()
+                await self._pause(error, failures, time.monotonic() - failing_since_s)
             else:
-                self._well()
+                if failures:
+                    log.warning("%r answers again", self.app)
                 return answer
 
     async def _open(self) -> Store:
         if self._store is None:
             async with self._opening:
                 if self._store is None:
-                    self._store = await self.app.open()
+                    self._store = await self.app.open(create=not self._opened)
+                    self._opened = True
         return self._store
 
-    async def _broken(self, store: Store | None, error: Exception) -> None:
+    async def _let_go(self, store: Store | None) -> None:
         if store is not None and self._store is store:
             self._store = None
             with contextlib.suppress(StoreUnavailable, StoreClosed):
                 await store.close()
-        silent_s = time.monotonic() - self._good_s
-        if silent_s > self._give_up_s:
-            log.error("%r has not answered for %.0f s: giving up", self.app, silent_s)
+
+    async def _pause(self, error: Exception, failures: int, failing_s: float) -> None:
+        if failing_s >= self._give_up_s:
+            log.error("%r has not answered for %.0f s: giving up", self.app, failing_s)
             raise error
-        self._failures += 1
-        pause_s = PAUSES.delay_s(self._failures)
+        pause_s = min(PAUSES.delay_s(failures), self._give_up_s - failing_s)
         log.warning("%r does not answer (%s); trying again in %.1f s", self.app, error, pause_s)
         await asyncio.sleep(pause_s)
-
-    def _well(self) -> None:
-        self._good_s = time.monotonic()
-        if self._failures:
-            self._failures = 0
-            log.warning("%r answers again", self.app)
 
     async def close(self) -> None:
         """Lets go of the store."""

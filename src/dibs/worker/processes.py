@@ -9,7 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
-from dibs.importing import module_name
+from dibs.importing import module_of
 from dibs.task import ErrorInfo, Kind
 from dibs.worker.child import Order, decode_told, frame
 from dibs.worker.jobs import Job
@@ -71,7 +71,7 @@ class ProcessLane(Lane):
     async def _converse(self, child: Process, job: Job) -> Ended:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(frame(Order(module_name(job.function.handler.__module__), sys.path, job.lease)))
+        child.stdin.write(frame(Order(module_of(job.function.handler), sys.path, job.lease)))
         await child.stdin.drain()
         while True:
             size = int.from_bytes(await child.stdout.readexactly(4), "big")

@@ -161,6 +161,7 @@ class LmdbEngine(Engine):
             self.environment.reader_check()
             _check_length(self.environment, self.directory)
             self.store_id = _check_meta(self.environment, self.directory, self.durability)
+            self._opened = (self.directory / "data.mdb").stat()
             self._turnstile = os.open(self.directory / "turnstile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._sender = WakeSender(self.directory / "wake")
         except BaseException:
@@ -223,8 +224,15 @@ class LmdbEngine(Engine):
             raise _explained(error, self) from error
 
     def tend(self) -> None:
-        """Frees the reader slots of processes that died."""
+        """Frees the reader slots of processes that died, and notices if the files are no longer where others look for
+        them: what is written to removed files is lost, and nothing that others enqueue arrives."""
         self.environment.reader_check()
+        try:
+            there = os.path.samestat((self.directory / "data.mdb").stat(), self._opened)
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise StoreUnavailable(f"{self.describe()} was removed or replaced while it was open: open it again")
 
     def release(self) -> None:
         # Under the lock to the end: another thread must not open the directory before this one has let go of it.
