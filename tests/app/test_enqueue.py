@@ -22,6 +22,7 @@ from dibs.errors import (
     StoreUnavailable,
 )
 from dibs.function import TaskFunction
+from dibs.listeners import TaskEvent
 from dibs.settings import Settings
 from dibs.task import Status
 
@@ -305,7 +306,7 @@ def test_a_map_that_enqueued_nothing_raises_what_happened(app: Dibs, work: TaskF
 async def test_a_map_of_which_one_is_refused_says_what_is_in(url: str, asynchronous: bool) -> None:
     """A payload over the limit is not enqueued; those beside it are, and are told."""
     app = Dibs(settings=Settings(url=url, payload_max_bytes=100))
-    work = app.task(name="work")(lambda text: len(text))
+    work = app.task(name="work")(len)
     texts = ["a", "b" * 200, "c"]
     with pytest.raises(PartlyEnqueued, match="2 tasks are enqueued") as caught:
         await work.amap(texts) if asynchronous else work.map(texts)
@@ -319,7 +320,7 @@ async def test_a_map_of_which_one_is_refused_says_what_is_in(url: str, asynchron
 
 def test_listeners_hear_of_what_was_enqueued(app: Dibs, work: TaskFunction[[int], int]) -> None:
     """Every new task is told once, a duplicate is not, and a listener that raises changes nothing."""
-    heard = []
+    heard: list[TaskEvent] = []
 
     @app.on("enqueued")
     def raising(event: object) -> None:

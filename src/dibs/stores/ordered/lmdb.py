@@ -66,7 +66,8 @@ _held: list[LmdbEngine] = []
 
 def _before_fork() -> None:
     """No transaction may be open in the moment of a fork: the child could never get rid of it."""
-    _held.extend(engine for engine in _open.values() if engine.writing.acquire(timeout=FORK_WAIT_S))
+    mine = [engine for engine in _open.values() if not engine.forked]
+    _held.extend(engine for engine in mine if engine.writing.acquire(timeout=FORK_WAIT_S))
 
 
 def _after_fork_in_parent() -> None:
@@ -77,7 +78,8 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _open_lock  # noqa: PLW0603 a lock that another thread of the parent held is held for ever in the child
     _open_lock = threading.Lock()
-    # They stay listed: whoever opens the directory here goes on with its engine, which starts anew when it is used.
+    # They stay known: who opens the directory in the child gets the inherited engine, started again. A second beside
+    # it would be refused, since its environment is still open in this process.
     for engine in _open.values():
         engine.disown()
     _held.clear()
