@@ -177,19 +177,24 @@ def _costs(options: Options, count: int) -> list[Figure]:
         _fill(handler, count // 10)
         _wait_until(lambda: _left(handler) == 0)
         process = psutil.Process(pids[0])
-        early = process.memory_info().rss
+        early = _own_bytes(process)
         spent_s, start_s = sum(process.cpu_times()[:2]), time.perf_counter()
         time.sleep(idle_s)
         idle = 100 * (sum(process.cpu_times()[:2]) - spent_s) / (time.perf_counter() - start_s)
         _fill(handler, count)
         _wait_until(lambda: _left(handler) == 0)
-        late = process.memory_info().rss
-    note = "resident, pages of the map that it touched included"
+        late = _own_bytes(process)
+    note = "its own, without the pages of the map that it shares with the system's cache"
     return [
         figure("tasks", "CPU of an idle worker", "% of a core", [idle], better="lower"),
         figure("tasks", f"worker after {count // 10:,} tasks", "MB", [early / 1e6], better="lower", note=note),
         figure("tasks", f"worker after {count:,} more", "MB", [late / 1e6], better="lower", note=note),
     ]
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers

@@ -130,17 +130,20 @@ class Store(abc.ABC):
             checks.check_label("worker", worker)
         if claim_id is not None:
             checks.check_claim_id(claim_id)
-        leases = await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
-        if leases or not wait_s:
-            return leases
+        if claim_id is not None or not wait_s:
+            leases = await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+            if leases or not wait_s:
+                return leases
+        due_s: float | None = None
 
+        # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
         async def look() -> builtins.list[Lease]:
-            if await self._ready_in_s(tenant, commands) == 0:
-                return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
-            return []
+            nonlocal due_s
+            due_s = await self._ready_in_s(tenant, commands)
+            return await self._claim(tenant, commands, limit, lease_s, worker, claim_id) if due_s == 0 else []
 
         async def pause_s() -> float | None:
-            return await self._ready_in_s(tenant, commands)
+            return due_s
 
         topics = [Ready(tenant, command) for command in commands]
         return await wait_for(self.subscribe(topics, limit), look, pause_s, wait_s)
