@@ -19,8 +19,8 @@ help: ## Show this list
 
 setup: $(READY) ## Create .venv and install dibs in it with the development tools
 
-demo: $(READY) ## Run the demo: examples/core_demo.py
-	$(BIN)/python examples/core_demo.py $(ARGS)
+demo: $(READY) ## Run the demo: a producer, workers, one of them killed
+	$(BIN)/dibs demo $(ARGS)
 
 test: $(READY) ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .

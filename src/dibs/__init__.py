@@ -6,6 +6,7 @@ from dibs.app import Dibs
 from dibs.context import CurrentTask, Fail, Retry, current
 from dibs.handles import Batch, Handle
 from dibs.ids import id_from_text, id_to_text, new_id
+from dibs.listeners import Outcome, TaskEvent
 from dibs.retry import Backoff
 from dibs.stores import open_store, restore_store
 
@@ -18,7 +19,9 @@ __all__ = [
     "Dibs",
     "Fail",
     "Handle",
+    "Outcome",
     "Retry",
+    "TaskEvent",
     "__version__",
     "current",
     "id_from_text",

@@ -32,6 +32,7 @@ from dibs.arguments import Arguments, Returned
 from dibs.errors import InvalidOption, PartlyEnqueued, TaskCancelled, TaskUnfinished
 from dibs.handles import Batch, Handle
 from dibs.ids import new_id, new_ids
+from dibs.listeners import Happening
 from dibs.retry import Backoff
 from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Reason, Rejected
 
@@ -244,8 +245,9 @@ class TaskFunction(Generic[P, R]):
     def _add(self, batch: Batch[R], chunk: Sequence[NewTask], outcomes: Sequence[Outcome]) -> None:
         """Adds what is in the queue; raises if something was refused."""
         batch.task_ids += [one.id for one in outcomes if not isinstance(one, Rejected)]
-        new = [task for task, one in zip(chunk, outcomes, strict=True) if isinstance(one, Enqueued)]
-        self.app.listeners.tell_enqueued(self.tenant, new)
+        if self.app.listeners.wants(Happening.ENQUEUED):
+            new = [task for task, one in zip(chunk, outcomes, strict=True) if isinstance(one, Enqueued)]
+            self.app.listeners.tell_enqueued(self.tenant, new)
         for one in outcomes:
             if isinstance(one, Rejected):
                 raise one.error()

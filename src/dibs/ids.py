@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import struct
 import time
 import uuid
 from functools import lru_cache
@@ -27,6 +28,7 @@ DIGEST_BYTES = 16
 
 _VERSION_7 = 7 << 76
 _VARIANT_RFC = 2 << 62
+_HALVES = struct.Struct(">QQ")
 
 # A sequence shared by all threads: ids minted within one millisecond still sort in the order they were minted.
 _sequence = itertools.count(int.from_bytes(os.urandom(2), "big"))
@@ -59,11 +61,9 @@ def key_digest(tenant: str, command: str, key: str) -> bytes:
 
 def new_ids(count: int) -> list[bytes]:
     """Returns so many ids without a key, in order; cheaper than one by one."""
-    head = (time.time_ns() // 1_000_000 << 80) | _VERSION_7 | _VARIANT_RFC
-    bits = _random.getrandbits
-    return [
-        (head | (number & 0x0FFF) << 64 | bits(62)).to_bytes(ID_BYTES, "big") for number in islice(_sequence, count)
-    ]
+    head = time.time_ns() // 1_000_000 << 16 | _VERSION_7 >> 64
+    pack, bits = _HALVES.pack, _random.getrandbits
+    return [pack(head | number & 0x0FFF, _VARIANT_RFC | bits(62)) for number in islice(_sequence, count)]
 
 
 def slot_of(task_id: bytes) -> int:

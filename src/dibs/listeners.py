@@ -50,7 +50,7 @@ class TaskEvent(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """How a handler ended. An `after` hook may return a changed one (``msgspec.structs.replace``)."""
+    """How a handler ended. An `after` hook may return another one."""
 
     result: Any = None
     error: BaseException | None = None

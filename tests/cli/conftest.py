@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ ERROR = ErrorInfo(
 class Filled:
     """A directory with a store, and the ids (as text) of the tasks in it, by what became of them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, ids: dict[str, str] | None = None) -> None:
         self.directory = directory
-        self.ids: dict[str, str] = {}
+        self.ids = dict(ids or {})
 
     async def fill(self) -> None:
         """Puts in tasks of every state, with names and texts that strain a screen."""
@@ -71,12 +72,20 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def filled(empty: Path) -> Filled:
-    """A store with something of everything in it."""
-    store = Filled(empty)
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    """The store that each test gets a copy of: copying is quicker than filling."""
+    store = Filled(tmp_path_factory.mktemp("original"))
     asyncio.run(store.fill())
     return store
+
+
+@pytest.fixture
+def filled(empty: Path, original: Filled) -> Filled:
+    """A store with something of everything in it."""
+    (empty / "dibs-data").mkdir()
+    shutil.copyfile(original.directory / "dibs-data" / "data.mdb", empty / "dibs-data" / "data.mdb")
+    return Filled(empty, original.ids)
 
 
 @pytest.fixture

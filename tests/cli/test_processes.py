@@ -8,6 +8,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from dibs.cli import run
 from tests.cli.conftest import Filled
 from tests.cli.terminal import DIBS, PATIENCE_S, dibs, environment, on_terminal
 
@@ -104,15 +107,27 @@ def test_wait_is_woken(filled: Filled) -> None:
         assert process.stdout.read().decode().split() == [made, "CANCELLED"]
 
 
-def test_rubbish(filled: Filled) -> None:
-    """Whatever is thrown at it, it ends with a usage error and no traceback."""
-    for args in (
-        ["show", "\x1b[2J"], ["enqueue", "a", "\udcff"], ["enqueue", "a", "[" * 100_000], ["enqueue", "a\n"],
-        ["--url", "", "ls"], ["ls", "--limit", "1e9"], ["ls", "--limit", "0"], ["wait", "--timeout", "-1", "x"],
-        ["enqueue", "a", "--delay", "9" * 30 + "d"], ["enqueue", "a", "--key", "k" * 600], ["--json"], ["--", "-x"],
-        ["enqueue", "a", "--key", "\udcff"],
-    ):  # fmt: skip
-        done = dibs(*args, cwd=filled.directory)
-        assert done.returncode == 2, (args, done)
-        assert "Traceback" not in done.stderr
-        assert "\x1b" not in done.stderr
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["show", "\x1b[2J"], ["enqueue", "a", "[" * 100_000], ["enqueue", "a\n"], ["--url", "", "ls"],
+        ["ls", "--\x1b[31m"], ["ls", "--limit", "1e9"],
+        ["ls", "--limit", "0"], ["wait", "--timeout", "-1", "x"], ["--json"], ["--", "-x"],
+        ["enqueue", "a", "--delay", "9" * 30 + "d"], ["enqueue", "a", "--key", "k" * 600],
+    ],
+    ids=lambda args: ascii(" ".join(args))[:30],
+)  # fmt: skip
+def test_rubbish(here: Filled, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is thrown at it, it ends with a usage error, no traceback, and nothing that steers the terminal."""
+    assert run(args) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert "\x1b" not in told
+
+
+@pytest.mark.parametrize("args", [["enqueue", "a", "\udcff"], ["enqueue", "a", "--key", "\udcff"]], ids=ascii)
+def test_bytes_that_are_no_text(filled: Filled, args: list[str]) -> None:
+    """Arguments that are not UTF-8 are refused like any other rubbish."""
+    done = dibs(*args, cwd=filled.directory)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

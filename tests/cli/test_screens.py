@@ -37,6 +37,14 @@ def test_a_task_fits(filled: Filled, name: str) -> None:
     assert filled.ids[name] in text
 
 
+@pytest.mark.parametrize("columns", [40, 60])
+def test_narrow_screens(filled: Filled, columns: int) -> None:
+    """A row stays a line on a narrow terminal too: what does not fit is cut at the end."""
+    text = shown("ls", cwd=filled.directory, columns=columns)
+    tidy(text, columns)
+    assert len(text.splitlines()) == 1 + len(filled.ids)
+
+
 def test_ids_are_whole(filled: Filled) -> None:
     """Commands are shortened; an id never is, since it must be given whole."""
     text = shown("ls", cwd=filled.directory)

@@ -17,6 +17,7 @@ from dibs.errors import all_errors
 from dibs.function import CallOptions
 from dibs.listeners import Happening
 from dibs.task import NewTask
+from dibs.testing.kit import Kit
 from tests.docs import settings_table
 from tests.docs.pages import PAGES, ROOT, Block, blocks, prose, python_blocks
 
@@ -74,6 +75,15 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert any((ROOT / "src").rglob(name)), name
 
 
+def test_every_module_has_its_room() -> None:
+    """The architecture names each module of the package, or the directory that it is one of many in."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for module in (ROOT / "src" / "dibs").rglob("*.py"):
+        name = module.relative_to(ROOT)
+        if not name.stem.startswith("__"):
+            assert f"`{name}`" in page or any(f"| `{parent}/` |" in page for parent in name.parents), name
+
+
 def test_every_page_is_in_the_index() -> None:
     """The index of the documentation names each of its pages."""
     index = (ROOT / "docs" / "README.md").read_text()
@@ -123,11 +133,12 @@ def test_the_fields_of_a_backoff_are_those_of_the_code() -> None:
         ("## Handles", Handle, set()),
         ("## Handles", Batch, {"task_ids"}),
         ("## In a handler", CurrentTask, {"stop"}),
+        ("## The fixture", Kit, set()),
     ],
 )
 def test_what_can_be_asked_is_told(heading: str, kind: type, not_for_users: set[str]) -> None:
-    """Every public name of a handle, a batch and the current task is on the page."""
-    section = section_of("tasks.md", heading)
+    """Every public name of a handle, a batch, the current task and the kit is on its page."""
+    section = section_of("testing-your-tasks.md" if kind is Kit else "tasks.md", heading)
     for name in {name for name in dir(kind) if not name.startswith("_")} - not_for_users:
         assert re.search(rf"\b{name}\b", section), name
 
@@ -146,7 +157,7 @@ def test_the_flags_of_a_worker_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_workers_are_started_with_flags_that_exist(page: Path) -> None:
     """Wherever a page shows how to start a worker, it can be started so."""
-    known = {name for option in worker.params for name in option.opts}
+    known = {name for option in worker.params for name in option.opts} | {"--help"}
     for line in re.findall(r"dibs worker [^`\n]*", page.read_text()):
         assert set(re.findall(r"(?<!\S)--[a-z-]+", line)) <= known, line
 
@@ -178,3 +189,19 @@ def anchors(page: Path) -> set[str]:
     """The headings of a page as links name them."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_bare_store_example_runs() -> None:
+    """The example of the verbs beneath the app runs by itself."""
+    command = [sys.executable, "-W", "error", "examples/bare_store.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("COMPLETED b'\"ok\"'\n")
+
+
+def test_the_hello_example_is_the_readmes() -> None:
+    """The first example of the README is a file that can be run as it stands."""
+    shown = next(block.code for block in blocks(ROOT / "README.md") if block.name == "hello.py")
+    example = (ROOT / "examples" / "hello.py").read_text()
+    task = shown[shown.index("app = Dibs()") : shown.index("    print(")]
+    assert task in example

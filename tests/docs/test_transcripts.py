@@ -9,6 +9,7 @@ from tests.docs.transcript import Transcript
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+TESTING = ROOT / "docs" / "testing-your-tasks.md"
 
 
 def test_the_readme_is_as_it_says(tmp_path: Path) -> None:
@@ -34,6 +35,12 @@ def test_the_tests_of_the_tutorial_pass(tmp_path: Path) -> None:
     """What the tutorial shows as tests of its program are tests that pass."""
     with Transcript(tmp_path) as transcript:
         transcript.do([block for block in blocks(TUTORIAL) if block.name is not None or runs_pytest(block)])
+
+
+def test_the_examples_of_testing_pass(tmp_path: Path) -> None:
+    """The suite that is shown for the kit is one that passes, with as many tests as it says."""
+    with Transcript(tmp_path) as transcript:
+        transcript.do(list(blocks(TESTING)))
 
 
 def runs_pytest(block: Block) -> bool:

@@ -108,7 +108,7 @@ async def test_what_is_there_is_not_overwritten(store: OrderedStore, tmp_path: P
 async def test_what_cannot_be_written_is_refused(store: OrderedStore, tmp_path: Path) -> None:
     """A file in the way, or a backup that is rubbish, is told as a refusal and not as the system's error."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StoreRefused, match="cannot take the copy"):
+    with pytest.raises(StoreRefused, match="is not empty"):
         await store.backup(tmp_path / "file")
     await store.backup(tmp_path / "copy")
     with pytest.raises(StoreRefused, match="cannot take the copy"):
@@ -117,3 +117,16 @@ async def test_what_cannot_be_written_is_refused(store: OrderedStore, tmp_path: 
     (tmp_path / "rubbish" / "data.mdb").write_bytes(b"rubbish" * 10_000)
     with pytest.raises(StoreRefused):
         restore(tmp_path / "rubbish", tmp_path / "new")
+
+
+async def test_a_copy_that_fails_leaves_nothing(store: OrderedStore, tmp_path: Path) -> None:
+    """Half a copy is never taken for one: after a failed restore the same name can be used again."""
+    await store.backup(tmp_path / "copy")
+    (tmp_path / "rubbish").mkdir()
+    (tmp_path / "rubbish" / "data.mdb").write_bytes(b"rubbish" * 10_000)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreRefused):
+        restore(tmp_path / "rubbish", tmp_path / "new")
+    assert sorted(tmp_path.iterdir()) == before
+    restore(tmp_path / "copy", tmp_path / "new")
+    assert (tmp_path / "new" / "data.mdb").is_file()

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from dibs.clock import ManualClock
 from dibs.errors import DibsError, InvalidOption, StoreCorrupt
+from dibs.stores.ordered import claim as claim_module
 from dibs.stores.ordered import lmdb as engine_module
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import ms8, tenant_keys
 from dibs.stores.ordered.lmdb import LmdbEngine
 from dibs.stores.ordered.store import OrderedStore
 from dibs.task import Kind, Place, Settled, Status
-from dibs.testing.contract.steps import TENANT, look, put, put_many, settlement, take_many
+from dibs.testing.contract.steps import COMMAND, TENANT, look, put, put_many, settlement, take_many
 
 CALLERS = 64
 
@@ -137,3 +139,47 @@ async def test_a_cancelled_caller_does_not_spoil_the_group(store: OrderedStore) 
     await callers[1]
     await store._engine.drained()
     assert len(await take_many(store, 2)) == 2
+
+
+async def test_claims_that_run_as_one_are_served_in_their_order(store: OrderedStore) -> None:
+    """Each gets what it would have got by itself: the first what it asks for, the last what is left."""
+    ids = await put_many(store, 25)
+    answers = await asyncio.gather(*(store.claim(TENANT, [COMMAND], limit=10, worker="w") for _ in range(4)))
+    assert [len(leases) for leases in answers] == [10, 10, 5, 0]
+    assert [lease.id for leases in answers for lease in leases] == ids
+    assert len({lease.token for leases in answers for lease in leases}) == 25
+
+
+async def test_claims_that_ask_for_something_else_get_that(store: OrderedStore) -> None:
+    """Only claims that agree in everything run as one: each lease has its own caller's worker and length."""
+    await put_many(store, 4)
+    asked = [("a", 10.0), ("a", 10.0), ("a", 20.0), ("b", 10.0)]
+    answers = await asyncio.gather(
+        *(store.claim(TENANT, [COMMAND], lease_s=lease_s, worker=worker) for worker, lease_s in asked)
+    )
+    assert [lease.lease_s for [lease] in answers] == [lease_s for _, lease_s in asked]
+    assert [(await look(store, lease.id)).worker for [lease] in answers] == [worker for worker, _ in asked]
+
+
+async def test_who_leaves_gives_back_only_its_own(store: OrderedStore) -> None:
+    """Of claims that run as one, one that is cancelled releases its task and the others keep theirs."""
+    ids = await put_many(store, 3)
+    claims = [asyncio.ensure_future(store.claim(TENANT, [COMMAND], worker="w")) for _ in range(3)]
+    await asyncio.sleep(0)
+    claims[1].cancel()
+    first, gone, last = await asyncio.gather(*claims, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert [lease.id for leases in (first, last) for lease in leases] == [ids[0], ids[2]]  # type: ignore[union-attr]
+    assert [lease.id for lease in await take_many(store, 1)] == [ids[1]]
+
+
+async def test_claims_past_many_deadlines_ask_again(
+    store: OrderedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims that gave up amid tasks past their start deadline go on in another transaction, each to its task."""
+    monkeypatch.setattr(claim_module, "EXPIRED_PER_CLAIM", 4)
+    await put_many(store, 20, expires_s=0.001)
+    ids = await put_many(store, 3)
+    clock.advance(1)
+    answers = await asyncio.gather(*(store.claim(TENANT, [COMMAND], worker="w") for _ in range(3)))
+    assert {lease.id for [lease] in answers} == set(ids)

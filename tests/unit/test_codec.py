@@ -269,7 +269,7 @@ class TestRegister:
         codec.register("upper", lambda text: text.upper().encode(), lambda data: data.decode().lower())
         assert codec.encode("abc", "upper") == b"ABC"
         assert codec.decode(b"ABC", "upper") == "abc"
-        assert codec.names() == ("json", "msgpack", "raw", "upper")
+        assert {"json", "msgpack", "raw", "upper"} <= set(codec.names())
 
     def test_unknown(self) -> None:
         """An unknown codec is refused both ways, with the names that are known."""

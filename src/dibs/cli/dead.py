@@ -128,45 +128,47 @@ def _confirmed(which: Sequence[bytes] | Filter) -> bool:
     return click.confirm(f"Remove {what} for good?", err=True)
 
 
-def _act(session: Session, which: Sequence[bytes] | Filter, verb: str, act: Callable[[Store], Act]) -> int:
+def _act(session: Session, which: Sequence[bytes] | Filter, verb: str, act_of: Callable[[Store], Act]) -> int:
     """Acts on all of them, a transaction at a time, and tells how many they were."""
 
-    async def work(store: Store) -> list[bytes] | int:
+    async def work(store: Store) -> tuple[int, list[bytes]]:
         if isinstance(which, Filter):
-            return await _act_on_matches(act(store), session.tenant, which, verb)
-        done: list[bytes] = []
-        for start in range(0, len(which), BATCH_MAX):
-            chosen = await _dead_among(store, session.tenant, which[start : start + BATCH_MAX])
-            done += (await act(store)(session.tenant, chosen)).ids if chosen else []
-        return done
+            return await _act_on_matches(store, act_of(store), session.tenant, which, verb), []
+        return await _act_on_ids(store, act_of(store), session.tenant, which)
 
-    done = session.run(work)
-    if isinstance(done, int):
-        count, missed = done, []
-    else:
-        count, missed = len(done), [id_to_text(task_id) for task_id in which if task_id not in {*done}]  # type: ignore[union-attr]
+    count, missed = session.run(work)
+    left_alone = [id_to_text(task_id) for task_id in missed]
     if session.json:
-        echo_json({verb: count, "not_dead": missed})
+        echo_json({verb: count, "not_dead": left_alone})
     else:
         click.echo(f"{plural(count, 'dead letter')} {verb}.")
-        for text in missed:
+        for text in left_alone:
             note(f"{text} is no dead letter: left alone.")
     return Exit.NOT_FOUND if missed else Exit.OK
 
 
-async def _act_on_matches(act: Act, tenant: str, which: Filter, verb: str) -> int:
+async def _act_on_matches(store: Store, act: Act, tenant: str, which: Filter, verb: str) -> int:
+    # No more than there were at the start: a worker may fail what is replayed as fast as it is replayed.
+    left = (await store.stats(tenant)).total.dead
     count, cursor = 0, None
     with progress(verb) as advance:
-        while True:
-            acted = await act(tenant, which, cursor=cursor)
+        while left > 0:
+            acted = await act(tenant, which, limit=min(left, BATCH_MAX), cursor=cursor)
             count += len(acted.ids)
+            left -= len(acted.ids)
             advance(len(acted.ids))
             cursor = acted.cursor
             if cursor is None:
-                return count
+                break
+    return count
 
 
-async def _dead_among(store: Store, tenant: str, ids: Sequence[bytes]) -> list[bytes]:
-    """Purge would take any task that has ended; here it is about dead letters."""
-    tasks = await store.get(tenant, ids)
-    return [task.id for task in tasks if task is not None and task.place is Place.DEAD]
+async def _act_on_ids(store: Store, act: Act, tenant: str, ids: Sequence[bytes]) -> tuple[int, list[bytes]]:
+    """Returns how many it acted on, and which were no dead letters."""
+    done: set[bytes] = set()
+    for start in range(0, len(ids), BATCH_MAX):
+        tasks = await store.get(tenant, ids[start : start + BATCH_MAX])
+        # Purge by itself would take any task that has ended.
+        dead_ids = [task.id for task in tasks if task is not None and task.place is Place.DEAD]
+        done.update((await act(tenant, dead_ids)).ids)
+    return len(done), [task_id for task_id in ids if task_id not in done]

@@ -103,7 +103,9 @@ def tell(error: Exception, *, as_json: bool) -> None:
         return
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f"Try `{error.ctx.command_path} --help`."
-    click.echo(f"Error: {message}", err=True)
+    from dibs.cli.output import clean
+
+    click.echo("Error: " + "\n".join(map(clean, message.split("\n"))), err=True)
     if hint:
         click.echo(hint, err=True)
 

@@ -100,7 +100,7 @@ def _rendered(renderable: RenderableType, width: int) -> str:
     page = io.StringIO()
     options = {"highlight": False, "markup": False, "emoji": False}
     console = Console(file=page, force_terminal=is_terminal(), width=width, **options)  # type: ignore[arg-type]
-    console.print(renderable, end="")
+    console.print(renderable, end="", no_wrap=True, overflow="ellipsis")
     return page.getvalue().removesuffix("\n")
 
 

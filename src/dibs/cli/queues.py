@@ -152,21 +152,19 @@ def configure(session: Session, /, command: str, reset: bool, **options: Any) ->
 
 
 def _set(session: Session, command: str, verb: str, *, reset: bool = False, **changes: Any) -> int:
-    async def change(store: Store) -> tuple[QueueConfig, Stats]:
+    async def change(store: Store) -> tuple[QueueConfig, bool]:
         held = await store.configure(session.tenant, command)
         kept = QueueConfig(paused=held.paused) if reset else held
-        return await store.configure(session.tenant, command, replace(kept, **changes)), await store.stats(
-            session.tenant
-        )
+        config = await store.configure(session.tenant, command, replace(kept, **changes))
+        return config, command in {queue.command for queue in (await store.stats(session.tenant)).queues}
 
-    config, found = session.run(change)
+    config, used = session.run(change)
     if session.json:
         echo_json({"tenant": session.tenant, "command": command, "config": config_shape(config)})
         return Exit.OK
-    click.echo(
-        f"{command} is {verb}{': ' + _config_text(config) if verb == 'configured' and _config_text(config) else ''}."
-    )
-    if command not in {queue.command for queue in found.queues}:
+    told = _config_text(config) if verb == "configured" else ""
+    click.echo(f"{command} is {verb}{': ' if told else ''}{told}.")
+    if not used:
         note("No task was ever enqueued there; check the name if that surprises you.")
     return Exit.OK
 

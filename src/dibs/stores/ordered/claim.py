@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
     from8,
+    ms8,
     queue_keys,
     tenant_keys,
 )
@@ -26,7 +28,7 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import LEASE_DEFAULT_S, EventKind, Lease
+from dibs.task import LEASE_DEFAULT_S, Lease
 
 PROMOTED_PER_CLAIM = 200
 EXPIRED_PER_CLAIM = 1_000
@@ -34,31 +36,31 @@ RANDOM_BYTES = 8
 
 
 class ClaimCall(Struct, frozen=True, gc=False):
-    """One claim. `randoms` are the random halves of the tokens, minted before the transaction."""
+    """What a claim asks for."""
 
     tenant: str
-    commands: Sequence[str]
-    limit: int
+    commands: tuple[str, ...]
     lease_ms: int
     """0: the task's own, else the queue's."""
     worker: str
     claim_id: bytes | None
-    randoms: bytes
-
-    def tokens(self, version: int) -> list[bytes]:
-        """The tokens of the claim's leases."""
-        head, randoms = version.to_bytes(8, "big"), self.randoms
-        return [head + randoms[start : start + RANDOM_BYTES] for start in range(0, len(randoms), RANDOM_BYTES)]
 
 
-def claim(txn: Txn, call: ClaimCall) -> tuple[list[Lease], bool]:
-    """Takes up to `limit` tasks, trying the queues in the order given. The second answer: so many tasks were past their
-    start deadline that the rest is left to another transaction."""
+def new_randoms(limit: int) -> list[bytes]:
+    """Mints the random halves of tokens, before the transaction: one for each lease that is wanted."""
+    randoms = os.urandom(RANDOM_BYTES * limit)
+    return [randoms[start : start + RANDOM_BYTES] for start in range(0, len(randoms), RANDOM_BYTES)]
+
+
+def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | None]:
+    """Takes up to as many tasks as there are `randoms`, trying the queues in the order given. None for the rest, rather
+    than nothing: so many tasks were past their start deadline that it is left to another transaction."""
     if call.claim_id is not None:
         repeated = _repeated(txn, call)
         if repeated is not None:
-            return repeated, False
+            return repeated
     work = Work.of(txn)
+    tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
     more = False
     for command in call.commands:
@@ -68,13 +70,13 @@ def claim(txn: Txn, call: ClaimCall) -> tuple[list[Lease], bool]:
         due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
             settle_due(queue, PROMOTED_PER_CLAIM)
-        more = _take(queue, call, leases)
-        if more or len(leases) == call.limit:
+        more = _take(queue, call, tokens, leases)
+        if more or len(leases) == len(tokens):
             break
     if call.claim_id is not None and leases:
         _remember(work, call, leases)
     work.flush()
-    return leases, more
+    return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
 
 
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
@@ -94,22 +96,20 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
-def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> bool:
+def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease]) -> bool:
     """Leases from the head of one queue until the claim is satisfied or the queue is empty; True if it gave up before,
     because too many tasks were past their start deadline."""
     expired = 0
     work, keys = queue.work, queue.keys
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
-    tokens = call.tokens(txn.version)
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    while (wanted := call.limit - len(leases)) > 0:
+    while (wanted := len(tokens) - len(leases)) > 0:
         entries = txn.scan_keys(keys.ready, keys.ready_end, wanted)
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
-        taken: list[bytes] = []
-        attempts: list[int] = []
+        taken: list[tuple[bytes, bytes, State, Body]] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
             # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
             state = decode_state(state_data or b"")
@@ -118,21 +118,19 @@ def _take(queue: QueueWork, call: ClaimCall, leases: list[Lease]) -> bool:
                 expired += 1
                 continue
             body = decode_body(body_data or b"")
-            state.token = tokens[len(leases)]
+            state.token = tokens[len(leases) + len(taken)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1
-            queue.lease(entry, task_id, state)
-            taken.append(task_id)
-            attempts.append(state.attempts)
-            leases.append(_lease_of(call.tenant, task_id, state, body))
-        queue.events(EventKind.CLAIMED, taken, attempts, call.worker)
+            taken.append((entry, task_id, state, body))
+        queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
+        leases += [_lease_of(call.tenant, task_id, state, body) for _, task_id, state, body in taken]
         if len(ids) < wanted:
             queue.emptied()
             return False
         if expired >= EXPIRED_PER_CLAIM:
             return True
-        if len(leases) < call.limit:
+        if len(leases) < len(tokens):
             work.flush()
     return False
 
@@ -157,14 +155,14 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
     )
 
 
-def _repeated(txn: Txn, call: ClaimCall) -> list[Lease] | None:
+def _repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
     """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
     tenant = tenant_keys(call.tenant)
     assert call.claim_id is not None
     stored = txn.get(tenant.claim + call.claim_id)
     if stored is None:
         return None
-    leases = []
+    leases: list[Lease | None] = []
     for task_id, token in decode_claim(stored).leases:
         state_data = txn.get(tenant.state + task_id)
         body_data = txn.get(tenant.body + task_id)

@@ -164,9 +164,9 @@ class Engine(abc.ABC):
 class Call:
     """A function on its way through a transaction, and the future that will hold its outcome.
 
-    With `items` the function takes them and answers item by item. Calls that follow each other with one function (the
-    same `join`) then become one run of it over all their items: 64 callers with one task each cost little more than one
-    caller with 64.
+    With `items` the function takes them and answers item by item, if need be fewer than there are. Calls that follow
+    each other with one function (the same `join`, if there is one) then become one run of it over all their items: 64
+    callers with one task each cost little more than one caller with 64.
     """
 
     __slots__ = ("abandoned", "error", "fn", "future", "items", "join", "result")
@@ -212,14 +212,18 @@ class Lane:
         return future
 
     def transact_items(
-        self, fn: Callable[[Txn, Sequence[Any]], list[T]], items: Sequence[Any], join: Any
+        self,
+        fn: Callable[[Txn, Sequence[Any]], list[T]],
+        items: Sequence[Any],
+        join: Any,
+        abandoned: Callable[[list[T]], None] | None = None,
     ) -> asyncio.Future[list[T]]:
         """Like `transact`, for a function that answers item by item; `join` is equal for calls that may be run as
-        one."""
+        one, and None for one that is run alone."""
         future: asyncio.Future[list[T]] = self.loop.create_future()
         if not self._pending:
             self.loop.call_soon(self._hand_over)
-        self._pending.append(Call(fn, future, None, items, join))
+        self._pending.append(Call(fn, future, abandoned, items, join))
         return future
 
     def _hand_over(self) -> None:
@@ -318,7 +322,7 @@ class Group:
     def _next(self) -> Sequence[Call]:
         """The next call, with those behind it that can be run as one with it."""
         first = self._calls[self.done]
-        if first.items is None:
+        if first.items is None or first.join is None:
             return (first,)
         size, end = len(first.items), self.done + 1
         while end < len(self._calls) and self._calls[end].join == first.join:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -20,7 +22,6 @@ from dibs.stores.ordered.records import (
     State,
     decode_state,
     encode_body,
-    encode_state,
 )
 from dibs.stores.ordered.views import result_of
 from dibs.stores.ordered.work import QueueWork, Work
@@ -35,10 +36,8 @@ from dibs.task import (
     Status,
 )
 
-#: By options: what comes before and after the rank in an encoded state.
-Moulds = dict[tuple[Any, ...], tuple[bytes, bytes]]
-
 LOOK_AT_NEWEST_FROM = 8
+_options = attrgetter("options")
 _RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
 
 
@@ -49,6 +48,8 @@ class Prepared(Struct, frozen=True, gc=False):
     id: bytes
     body: bytes
     digest: bytes
+    options: tuple[Any, ...] | None
+    """What its state depends on, if it is ready at once and has no key: tasks that agree in it are put in together."""
 
 
 def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
@@ -66,40 +67,33 @@ def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
             task.limit_cost,
         )
     )
-    digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
-    return Prepared(task, task_id, body, digest)
+    if task.key is not None or task.delay_s or task.run_at_ms is not None:
+        digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
+        return Prepared(task, task_id, body, digest, None)
+    options = (
+        task.command,
+        task.priority,
+        task.max_attempts,
+        task.expires_s,
+        task.result_ttl_s,
+        task.retention_s,
+        task.keep,
+    )
+    return Prepared(task, task_id, body, b"", options)
 
 
 def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued | Duplicate | Rejected]:
     """Puts a batch in, in its order."""
     work = Work.of(txn)
-    full = txn.full()
-    # What this call has put in so far: ids, and the keys that they hold.
-    ids: set[bytes] = set()
-    keys: dict[tuple[str, bytes], bytes] = {}
-    moulds: Moulds = {}
-    outcomes: list[Enqueued | Duplicate | Rejected] = []
-    queue: QueueWork | None = None
-    for item, known in zip(batch, _known(txn, tenant, batch), strict=True):
-        task, task_id = item.task, item.id
-        if task_id in ids or (known is not None and not _cleared(work, tenant, task_id)):
-            outcomes.append(Enqueued(task_id, True))
-            continue
-        if queue is None or queue.keys.command != task.command:
-            queue = work.queue(tenant, task.command)
-        if item.digest:
-            duplicate = _duplicate(queue, item, keys.get((task.command, item.digest)))
-            if duplicate is not None:
-                outcomes.append(duplicate)
-                continue
-        if full is not None:
-            outcomes.append(Rejected(StoreFull.code, full))
-            continue
-        ids.add(task_id)
-        if item.digest:
-            keys[(task.command, item.digest)] = task_id
-        _put(queue, task, item, moulds)
-        outcomes.append(Enqueued(task_id))
+    known = _known(txn, tenant, batch)
+    runs = None if any(known) or txn.full() is not None else _runs(batch)
+    outcomes: list[Enqueued | Duplicate | Rejected]
+    if runs is None:
+        outcomes = _put_each(work, tenant, batch, known)
+    else:
+        for run in runs:
+            _put_alike(work.queue(tenant, run[0].task.command), run)
+        outcomes = [Enqueued(item.id) for item in batch]
     work.flush()
     work.journal_new()
     return outcomes
@@ -131,44 +125,72 @@ def _cleared(work: Work, tenant: str, task_id: bytes) -> bool:
     return True
 
 
-def _put(queue: QueueWork, task: NewTask, item: Prepared, moulds: Moulds) -> None:
-    work, now_ms, task_id = queue.work, queue.work.now_ms, item.id
+def _runs(batch: Sequence[Prepared]) -> list[list[Prepared]] | None:
+    """Returns the batch as runs of tasks that agree in their options; None if there is a task that has to be looked at
+    by itself, or an id that comes twice."""
+    runs: list[list[Prepared]] = []
+    for options, run in groupby(batch, _options):
+        if options is None:
+            return None
+        runs.append(list(run))
+    return runs if len({item.id for item in batch}) == len(batch) else None
+
+
+def _put_alike(queue: QueueWork, run: list[Prepared]) -> None:
+    """Puts in new tasks that are ready at once, have no key and agree in their options."""
+    task, now_ms = run[0].task, queue.work.now_ms
+    state = _new_state(queue.config, task, b"", now_ms, READY, b"", now_ms)
+    ids = [item.id for item in run]
+    queue.put_alike(ids, state, [item.body for item in run], [len(item.task.payload) for item in run])
+    if state.expires_ms:
+        for task_id in ids:
+            queue.work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
+
+
+def _put_each(
+    work: Work, tenant: str, batch: Sequence[Prepared], known: Sequence[bytes | None]
+) -> list[Enqueued | Duplicate | Rejected]:
+    """Puts in tasks one by one, each with a look at who has its id and its key."""
+    full = work.txn.full()
+    # What this call has put in so far: ids, and the keys that they hold.
+    ids: set[bytes] = set()
+    keys: dict[tuple[str, bytes], bytes] = {}
+    outcomes: list[Enqueued | Duplicate | Rejected] = []
+    for item, stored in zip(batch, known, strict=True):
+        task, task_id = item.task, item.id
+        if task_id in ids or (stored is not None and not _cleared(work, tenant, task_id)):
+            outcomes.append(Enqueued(task_id, True))
+            continue
+        queue = work.queue(tenant, task.command)
+        if item.digest:
+            duplicate = _duplicate(queue, item, keys.get((task.command, item.digest)))
+            if duplicate is not None:
+                outcomes.append(duplicate)
+                continue
+        if full is not None:
+            outcomes.append(Rejected(StoreFull.code, full))
+            continue
+        ids.add(task_id)
+        if item.digest:
+            keys[(task.command, item.digest)] = task_id
+        _put(queue, item)
+        outcomes.append(Enqueued(task_id))
+    return outcomes
+
+
+def _put(queue: QueueWork, item: Prepared) -> None:
+    work, now_ms, task, task_id = queue.work, queue.work.now_ms, item.task, item.id
     due_ms = task.run_at_ms or (now_ms + _ms(task.delay_s) if task.delay_s else now_ms)
     if due_ms > now_ms:
-        place, rank = DELAYED, delayed_rank(due_ms)
-        state = encode_state(_new_state(queue.config, task, item.digest, now_ms, place, rank, due_ms))
+        state = _new_state(queue.config, task, item.digest, now_ms, DELAYED, delayed_rank(due_ms), due_ms)
     else:
-        place, rank = READY, work.back_rank((queue.config.priority or 0) if task.priority is None else task.priority)
-        state = _ready_state(queue, task, item, rank, moulds)
-    queue.put_new(task_id, place, rank, state, item.body, len(task.payload))
+        state = _new_state(queue.config, task, item.digest, now_ms, READY, b"", now_ms)
+        state.rank = work.back_rank(state.priority)
+    queue.put_new(task_id, state, item.body)
     if item.digest:
         work.others.append((queue.keys.key + item.digest, task_id))
-    if task.expires_s is not None:
-        work.expire(now_ms + _ms(task.expires_s), EXPIRE_START, queue.tenant.name, task_id)
-
-
-def _ready_state(queue: QueueWork, task: NewTask, item: Prepared, rank: bytes, moulds: Moulds) -> bytes:
-    """Returns the encoded state of a task that is ready. Within a call, the states of tasks with the same options
-    differ only by their rank: they are cast from one mould instead of being encoded one by one."""
-    options = (
-        task.command,
-        task.priority,
-        task.max_attempts,
-        task.expires_s,
-        task.result_ttl_s,
-        task.retention_s,
-        task.keep,
-        len(task.payload),
-        item.digest,
-    )
-    mould = moulds.get(options)
-    if mould is not None:
-        return mould[0] + rank + mould[1]
-    now_ms = queue.work.now_ms
-    encoded = encode_state(_new_state(queue.config, task, item.digest, now_ms, READY, rank, now_ms))
-    head, tail = encoded.split(rank, 1)
-    moulds[options] = (head, tail)
-    return encoded
+    if state.expires_ms:
+        work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
 
 
 def _new_state(

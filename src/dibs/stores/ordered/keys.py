@@ -31,6 +31,8 @@ meet. `kind1` leaves room for a block of rows beside a single task.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from functools import lru_cache
 
 from dibs.ids import ID_BYTES
@@ -39,6 +41,7 @@ from dibs.task import PRIORITY_MAX
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
 KIND_TASK = b"t"
+_READY_RANK = struct.Struct(">BQI1s")
 
 #: The first four are the places, in their order.
 COUNTER_FIELDS = ("ready", "delayed", "leased", "dead", "bytes")
@@ -153,9 +156,10 @@ def from_count(data: bytes | None) -> int:
     return 0 if data is None else int.from_bytes(data, "big", signed=True)
 
 
-def ready_ranks(priority: int, version: int) -> bytes:
-    """What all the ranks of one call in one priority start with."""
-    return bytes((PRIORITY_MAX - priority,)) + version.to_bytes(8, "big")
+def ready_ranks(priority: int, version: int, numbers: Iterable[int]) -> list[bytes]:
+    """Where the tasks that a call puts at the back of a priority stand among the ready ones, by their number in it."""
+    pack, before = _READY_RANK.pack, PRIORITY_MAX - priority
+    return [pack(before, version, number, KIND_TASK) for number in numbers]
 
 
 def delayed_rank(visible_ms: int) -> bytes:

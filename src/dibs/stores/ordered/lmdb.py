@@ -81,8 +81,7 @@ def _after_fork_in_child() -> None:
     # They stay known: who opens the directory in the child gets the inherited engine, started again. A second beside
     # it would be refused, since its environment is still open in this process.
     for engine in _open.values():
-        if not engine.forked:
-            engine.disown()
+        engine.disown()
     _held.clear()
 
 
@@ -141,8 +140,6 @@ class LmdbEngine(Engine):
                 _open[(where.st_dev, where.st_ino)] = engine
             else:
                 engine.check_same(clock, max_bytes, durability, disk_reserve_bytes)
-                if engine.forked:
-                    engine._restart_in_child()
             engine.acquire()
             return engine
 
@@ -184,9 +181,10 @@ class LmdbEngine(Engine):
 
     def disown(self) -> None:
         """In a child process: lets go of the parent's files. A lock on one of them would outlive the parent."""
-        self.forked = True
-        os.close(self._turnstile)
-        self._sender.close()
+        if not self.forked:
+            self.forked = True
+            os.close(self._turnstile)
+            self._sender.close()
 
     def lane(self) -> Lane:
         if self.forked:
@@ -195,6 +193,12 @@ class LmdbEngine(Engine):
 
     def _restart_in_child(self) -> None:
         """Threads, locks and event loops do not survive a fork; the directory does."""
+        with _open_lock:
+            if self.forked:
+                self._close_the_parents()
+                self._start()
+
+    def _close_the_parents(self) -> None:
         closing = threading.Thread(target=self.environment.close, daemon=True)
         closing.start()
         closing.join(FORK_WAIT_S)
@@ -205,9 +209,6 @@ class LmdbEngine(Engine):
         for lane in self._lanes.values():
             lane.disown()
         self._lanes.clear()
-        where = self.directory.stat()
-        self._start()
-        _open[(where.st_dev, where.st_ino)] = self
 
     def _new_lane(self, loop: Any) -> Lane:
         return WakeLane(self, loop, self.directory / "wake")
@@ -243,6 +244,9 @@ class LmdbEngine(Engine):
     def _close(self) -> None:
         for where in [where for where, engine in _open.items() if engine is self]:
             del _open[where]
+        if self.forked:
+            self._close_the_parents()
+            return
         self._queue.put(None)
         self._writer.join()
         self._sender.close()
@@ -378,12 +382,8 @@ class LmdbEngine(Engine):
     # ---------------------------------------------------------------------------------------------------------- copies
 
     def backup(self, directory: Path) -> None:
-        with _refusing(directory):
-            if directory.exists() and any(directory.iterdir()):
-                raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
-            directory.mkdir(parents=True, exist_ok=True)
-            self.environment.copy(str(directory), compact=True)
-            _new_identity(directory)
+        with _made_whole(directory) as copy:
+            self.environment.copy(str(copy), compact=True)
 
 
 def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
@@ -391,24 +391,29 @@ def restore(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     source, target = Path(backup), Path(directory).absolute()
     if not (source / "data.mdb").is_file():
         raise ForeignDirectory(f"{source} is not a backup: it has no data.mdb")
-    with _refusing(target):
-        if target.exists() and any(target.iterdir()):
-            raise StoreRefused(f"{target} is not empty: restore into a new directory")
-        check_file_system(target)
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / "data.mdb", target / "data.mdb")
-        _new_identity(target)
+    with _made_whole(target) as copy:
+        check_file_system(copy)
+        shutil.copyfile(source / "data.mdb", copy / "data.mdb")
 
 
 @contextlib.contextmanager
-def _refusing(directory: Path) -> Iterator[None]:
-    """What the system or LMDB says against writing a copy becomes a refusal that names the directory."""
+def _made_whole(directory: Path) -> Iterator[Path]:
+    """Yields a directory to copy a store into; it gets an identity of its own and its name when it is complete, so that
+    half a copy is never taken for one. What the system or LMDB says against it becomes a refusal."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StoreRefused(f"{directory} is not empty: name a new directory for the copy")
+    copy = directory.with_name(f"{directory.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        yield
+        copy.mkdir(parents=True)
+        yield copy
+        _new_identity(copy)
+        copy.rename(directory)
     except lmdb.InvalidError as error:
         raise ForeignDirectory(f"{directory} would be no store: what is copied is not an LMDB file") from error
     except (OSError, lmdb.Error) as error:
         raise StoreRefused(f"{directory} cannot take the copy: {error}; name a new directory you can write") from error
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- opening
@@ -473,7 +478,7 @@ def _new_identity(directory: Path) -> None:
     with environment.begin(write=True) as txn:
         if txn.get(META_FORMAT) is None:
             environment.close()
-            raise ForeignDirectory(f"{directory} is not a copy of a dibs store")
+            raise ForeignDirectory("what is copied is an LMDB file, but not a dibs store: name a backup of one")
         txn.put(META_STORE_ID, uuid.uuid4().bytes)
     environment.close()
 

@@ -52,16 +52,16 @@ class StoredResult(Struct, frozen=True, array_like=True, gc=False):
 class State(Struct, array_like=True, gc=False):
     """Where a task stands. Rewritten by every move."""
 
+    rank: bytes
+    """The place's key, without the queue's prefix and the id; empty in `none`."""
+    size: int
+    """Bytes of payload and result."""
     command: str
     status: int
     place: int
-    rank: bytes
-    """The place's key, without the queue's prefix and the id; empty in `none`."""
     priority: int
     attempts: int
     max_attempts: int
-    size: int
-    """Bytes of payload and result."""
     enqueued_ms: int
     due_ms: int
     expires_ms: int
@@ -149,6 +149,7 @@ UnreadableRecord = msgspec.DecodeError
 _encode = msgspec.msgpack.Encoder().encode
 encode_body = _encode
 encode_state = _encode
+encode_size = _encode
 encode_result = _encode
 encode_config = _encode
 encode_runs = _encode

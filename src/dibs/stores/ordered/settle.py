@@ -9,7 +9,6 @@ from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import tenant_keys
 from dibs.stores.ordered.records import (
     CANCELLED,
-    COMPLETED,
     FAILED,
     IN_PROGRESS,
     KIND_MARKS,
@@ -35,7 +34,7 @@ from dibs.task import (
     Settlement,
 )
 
-_COMPLETE, _RETRY, _FAIL, _COMPLETED = Kind.COMPLETE, Kind.RETRY, Kind.FAIL, EventKind.COMPLETED
+_COMPLETE, _RETRY, _FAIL = Kind.COMPLETE, Kind.RETRY, Kind.FAIL
 _COMPLETE_MARK = KIND_MARKS[_COMPLETE]
 _SETTLED = tuple(Settled(status) for status in STATUSES)
 
@@ -146,9 +145,9 @@ def _complete(queue: QueueWork, item: Settlement, state: State) -> None:
         queue.put_result(item.id, state, StoredResult(item.result, item.codec, None))
     elif state.result is not None or state.result_apart:
         queue.drop_result(item.id, state)
-    ttl_ms = -1 if item.result_ttl_s is None else round(item.result_ttl_s * 1000)
-    queue.end(item.id, state, COMPLETED, "", ttl_ms)
-    queue.event(_COMPLETED, item.id, state.attempts, state.worker)
+    queue.complete(
+        item.id, state, state.result_ttl_ms if item.result_ttl_s is None else round(item.result_ttl_s * 1000)
+    )
 
 
 def _cancelled(queue: QueueWork, item: Settlement, state: State) -> None:

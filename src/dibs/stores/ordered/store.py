@@ -16,7 +16,7 @@ from typing import TypeVar
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.ordered import admin, views
-from dibs.stores.ordered.claim import RANDOM_BYTES, ClaimCall, claim, ready_in_ms
+from dibs.stores.ordered.claim import ClaimCall, claim, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
@@ -87,22 +87,28 @@ class OrderedStore(Store):
         claim_id: bytes | None,
     ) -> list[Lease]:
         lease_ms = 0 if lease_s is None else round(lease_s * 1000)
-        randoms = os.urandom(RANDOM_BYTES * limit)
-        call = ClaimCall(tenant, commands, limit, lease_ms, worker, claim_id, randoms)
-        taken = self._lane().transact(lambda txn: claim(txn, call), self._give_back)
+        call = ClaimCall(tenant, tuple(commands), lease_ms, worker, claim_id)
+        # Claims that differ in nothing may share a run; one that may be a repeat has to be looked at by itself.
+        taken = self._lane().transact_items(
+            lambda txn, randoms: claim(txn, call, randoms),
+            new_randoms(limit),
+            call if claim_id is None else None,
+            self._give_back,
+        )
         try:
-            leases, more = await taken
-            return (
-                leases if leases or not more else await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
-            )
+            outcomes = await taken
         except asyncio.CancelledError:
             if taken.done() and not taken.cancelled() and taken.exception() is None:
                 self._give_back(taken.result())
             raise
+        leases = [lease for lease in outcomes if lease is not None]
+        if leases or not outcomes:
+            return leases
+        return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
 
-    def _give_back(self, taken: tuple[list[Lease], bool]) -> None:
+    def _give_back(self, taken: list[Lease | None]) -> None:
         """Undoes a claim whose caller had gone before its answer came."""
-        leases, _ = taken
+        leases = [lease for lease in taken if lease is not None]
         if leases:
             undone = self._engine.lane().transact(lambda txn: undo_claim(txn, leases))
             self._giving_back.add(undone)

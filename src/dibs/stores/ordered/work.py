@@ -8,6 +8,8 @@ for all the calls that share the transaction.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.journal import ENTRY_EVENTS_MAX
 from dibs.stores.ordered.keys import (
@@ -15,7 +17,6 @@ from dibs.stores.ordered.keys import (
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
-    KIND_TASK,
     QueueKeys,
     TenantKeys,
     delayed_rank,
@@ -28,6 +29,7 @@ from dibs.stores.ordered.keys import (
 )
 from dibs.stores.ordered.records import (
     CANCELLED,
+    COMPLETED,
     DEAD,
     DELAYED,
     FAILED,
@@ -44,6 +46,7 @@ from dibs.stores.ordered.records import (
     decode_result,
     encode_config,
     encode_result,
+    encode_size,
     encode_state,
 )
 from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
@@ -51,6 +54,7 @@ from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, Queue
 _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
 _NO_CONFIG = QueueConfig()
+_CLAIMED, _COMPLETED = EventKind.CLAIMED, EventKind.COMPLETED
 
 
 class Work:
@@ -60,7 +64,6 @@ class Work:
         "_expiries",
         "_placed",
         "_queues",
-        "_ranks",
         "_serial",
         "bodies",
         "deletes",
@@ -79,7 +82,6 @@ class Work:
         if work is None:
             work = txn.work = cls(txn)
         work._placed = 0
-        work._ranks.start(txn.version)
         return work
 
     def __init__(self, txn: Txn) -> None:
@@ -88,12 +90,12 @@ class Work:
         # How many tasks this call has put at the back of a queue: their order among themselves.
         self._placed = 0
         self.deletes: list[bytes] = []
-        self.bodies: list[tuple[bytes, bytes]] = []
-        self.states: list[tuple[bytes, bytes]] = []
-        self.entries: list[tuple[bytes, bytes]] = []
-        self.results: list[tuple[bytes, bytes]] = []
+        self.bodies: dict[bytes, bytes] = {}
+        self.states: dict[bytes, bytes] = {}
+        self.results: dict[bytes, bytes] = {}
+        # Entries of places, which are nothing but keys.
+        self.entries: list[bytes] = []
         self.others: list[tuple[bytes, bytes]] = []
-        self._ranks = _Ranks()
         self._queues: dict[tuple[str, str], QueueWork] = {}
         self._serial = 0
         self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
@@ -107,9 +109,12 @@ class Work:
 
     def back_rank(self, priority: int) -> bytes:
         """Returns the next rank at the back of a priority."""
-        rank = self._ranks[priority] + self._placed.to_bytes(4, "big") + KIND_TASK
-        self._placed += 1
-        return rank
+        return self.back_ranks(priority, 1)[0]
+
+    def back_ranks(self, priority: int, count: int) -> list[bytes]:
+        """Returns the next ranks at the back of a priority."""
+        start, self._placed = self._placed, self._placed + count
+        return ready_ranks(priority, self.txn.version, range(start, self._placed))
 
     def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
         """Notes that something expires then; what a call lets expire together has one entry."""
@@ -128,16 +133,16 @@ class Work:
         if self._expiries:
             self._collect_expiries()
         if self.bodies:
-            txn.put_many(self.bodies)
+            txn.put_many(self.bodies.items())
             self.bodies.clear()
         if self.results:
-            txn.put_many(self.results)
+            txn.put_many(self.results.items())
             self.results.clear()
         if self.states:
-            txn.put_many(self.states)
+            txn.put_many(self.states.items())
             self.states.clear()
         if self.entries:
-            txn.put_many(self.entries)
+            txn.put_many(zip(self.entries, repeat(b"")))
             self.entries.clear()
         if self.others:
             txn.put_many(self.others)
@@ -170,20 +175,6 @@ class Work:
             queue.finish()
 
 
-class _Ranks(dict[int, bytes]):
-    """What the ranks at the back of each priority start with, in one call."""
-
-    _version = 0
-
-    def start(self, version: int) -> None:
-        self._version = version
-        self.clear()
-
-    def __missing__(self, priority: int) -> bytes:
-        ranks = self[priority] = ready_ranks(priority, self._version)
-        return ranks
-
-
 class QueueWork:
     """The moves of one queue's tasks."""
 
@@ -192,8 +183,6 @@ class QueueWork:
         "_counts",
         "_due_ms",
         "_journal",
-        "_lease_end_ms",
-        "_lease_rank",
         "_prefixes",
         "_ready",
         "_state_prefix",
@@ -216,27 +205,43 @@ class QueueWork:
         stored = work.txn.get(keys.config)
         self.config = _NO_CONFIG if stored is None else decode_config(stored)
         self._due_ms: int | None = None
-        self._lease_end_ms = 0
-        self._lease_rank = b""
         self._ready: bool | None = None
         self.new: list[bytes] = []
         """The tasks put in by this call, not journalled yet."""
 
     # ----------------------------------------------------------------------------------------------------------- moves
 
-    def put_new(self, task_id: bytes, place: int, rank: bytes, state: bytes, body: bytes, size: int) -> None:
-        """Puts a new task in, at the place that its encoded state names."""
-        work, counts = self.work, self._counts
-        work.bodies.append((self._body_prefix + task_id, body))
-        work.entries.append((self._prefixes[place] + rank + task_id, b""))
-        work.states.append((self._state_prefix + task_id, state))
-        counts[place] += 1
-        counts[BYTES] += size
+    def put_new(self, task_id: bytes, state: State, body: bytes) -> None:
+        """Puts a new task in, where its state says."""
+        work, place = self.work, state.place
+        work.bodies[self._body_prefix + task_id] = body
+        work.states[self._state_prefix + task_id] = encode_state(state)
+        work.entries.append(self._prefixes[place] + state.rank + task_id)
+        self._counts[place] += 1
+        self._counts[BYTES] += state.size
         self.new.append(task_id)
         if place == READY:
             self._ready = True
         else:
-            self._due(from8(rank[:8]))
+            self._due(state.due_ms)
+
+    def put_alike(self, ids: list[bytes], state: State, bodies: list[bytes], sizes: list[int]) -> None:
+        """Puts new tasks in at the back of a priority. They share `state` up to rank and size, so theirs are cast from
+        one mould instead of being encoded one by one."""
+        work = self.work
+        ranks = work.back_ranks(state.priority, len(ids))
+        state.rank, state.size = ranks[0], sizes[0]
+        head, tail = encode_state(state).split(ranks[0] + encode_size(sizes[0]), 1)
+        tails = {size: encode_size(size) + tail for size in set(sizes)}
+        body_prefix, state_prefix, ready_prefix = self._body_prefix, self._state_prefix, self.keys.ready
+        states = [head + rank + tails[size] for rank, size in zip(ranks, sizes, strict=True)]
+        work.bodies.update(zip([body_prefix + task_id for task_id in ids], bodies, strict=True))
+        work.states.update(zip([state_prefix + task_id for task_id in ids], states, strict=True))
+        work.entries += [ready_prefix + rank + task_id for rank, task_id in zip(ranks, ids, strict=True)]
+        self._counts[READY] += len(ids)
+        self._counts[BYTES] += sum(sizes)
+        self._ready = True
+        self.new += ids
 
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
@@ -264,63 +269,74 @@ class QueueWork:
         state.status = PENDING
         state.token = b""
 
-    def lease(self, entry: bytes, task_id: bytes, state: State) -> None:
-        """Moves a ready task, whose entry is given, under a lease; it remembers where it stood."""
-        lease_end_ms = self.work.now_ms + state.lease_ms
-        state.home = state.rank
-        state.status = IN_PROGRESS
-        if state.progress is not None:
-            state.progress = None
-        self._to_leased(entry, READY, task_id, state, lease_end_ms)
+    def lease(self, entries: list[bytes], ids: list[bytes], states: list[State], worker: str) -> None:
+        """Moves ready tasks, whose entries are given, under leases; they remember where they stood."""
+        work, now_ms, state_prefix = self.work, self.work.now_ms, self._state_prefix
+        lease_ms, rank, leased = -1, b"", b""
+        for task_id, state in zip(ids, states, strict=True):
+            if state.lease_ms != lease_ms:
+                # The leases of one call mostly end together.
+                lease_ms = state.lease_ms
+                rank = ms8(now_ms + lease_ms)
+                leased = self.keys.leased + rank
+                self._due(now_ms + lease_ms)
+            state.home, state.rank = state.rank, rank
+            state.status, state.place = IN_PROGRESS, LEASED
+            if state.progress is not None:
+                state.progress = None
+            work.entries.append(leased + task_id)
+            work.states[state_prefix + task_id] = encode_state(state)
+        work.deletes += entries
+        self._counts[READY] -= len(ids)
+        self._counts[LEASED] += len(ids)
+        self.events(_CLAIMED, ids, [state.attempts for state in states], worker)
 
     def extend(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
         """Moves the end of a lease."""
-        self._to_leased(self.keys.leased + state.rank + task_id, LEASED, task_id, state, lease_end_ms)
+        self._due(lease_end_ms)
+        self._move(task_id, state, LEASED, ms8(lease_end_ms))
 
-    def _to_leased(self, entry: bytes, place: int, task_id: bytes, state: State, lease_end_ms: int) -> None:
-        work, counts = self.work, self._counts
-        if lease_end_ms != self._lease_end_ms:
-            # The leases of one call mostly end together.
-            self._lease_end_ms = lease_end_ms
-            self._lease_rank = ms8(lease_end_ms)
-            if self._due_ms is None or lease_end_ms < self._due_ms:
-                self._due_ms = lease_end_ms
-        rank = self._lease_rank
-        state.place = LEASED
-        state.rank = rank
-        counts[place] -= 1
-        counts[LEASED] += 1
-        work.deletes.append(entry)
-        work.entries.append((self.keys.leased + rank + task_id, b""))
-        work.states.append((self._state_prefix + task_id, encode_state(state)))
-
-    def end(self, task_id: bytes, state: State, status: int, reason: str = "", ttl_ms: int = -1) -> None:
-        """Ends a task and says how long it is kept from now; `ttl_ms` overrides the task's own."""
-        now_ms = self.work.now_ms
-        if ttl_ms < 0:
-            ttl_ms = state.result_ttl_ms
-        state.status = status
-        state.token = b""
-        if reason:
-            state.reason = reason
+    def complete(self, task_id: bytes, state: State, ttl_ms: int) -> None:
+        """Ends a leased task well; its result is kept for `ttl_ms` from now."""
+        work = self.work
+        now_ms, retention_ms = work.now_ms, state.retention_ms
+        work.deletes.append(self.keys.leased + state.rank + task_id)
+        self._counts[LEASED] -= 1
+        state.status, state.place = COMPLETED, NOWHERE
+        state.rank = state.token = b""
         state.ended_ms = now_ms
         state.result_until_ms = now_ms + ttl_ms
-        state.kept_until_ms = now_ms + (ttl_ms if ttl_ms > state.retention_ms else state.retention_ms)
-        place, rank, value = NOWHERE, b"", b""
+        state.kept_until_ms = kept_until_ms = now_ms + (ttl_ms if ttl_ms > retention_ms else retention_ms)
+        if not state.keep:
+            self._forget_body(task_id, state)
+            kept_until_ms = state.kept_until_ms
+        elif kept_until_ms == now_ms:
+            # Kept for no time at all, a repeat could not be recognised.
+            state.kept_until_ms = kept_until_ms = now_ms + _UNKEPT_STATE_MS
+        work.expire(kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
+        if state.result_until_ms < kept_until_ms:
+            self._expire_result(task_id, state)
+        work.states[self._state_prefix + task_id] = encode_state(state)
+        self.event(_COMPLETED, task_id, state.attempts, state.worker)
+
+    def end(self, task_id: bytes, state: State, status: int, reason: str) -> None:
+        """Ends a task as failed or cancelled, and says how long it is kept from now."""
+        now_ms = self.work.now_ms
+        state.status, state.reason, state.token = status, reason, b""
+        state.ended_ms = now_ms
         if status == FAILED:
             state.kept_until_ms = state.result_until_ms = now_ms + self._dead_retention_ms(state)
-            place, rank, value = DEAD, ms8(now_ms), reason.encode()
-        elif status == CANCELLED:
+        else:
             self.free_key(task_id, state)
-        elif not state.keep:
-            self._forget_body(task_id, state)
+            state.result_until_ms = now_ms + state.result_ttl_ms
+            state.kept_until_ms = now_ms + max(state.result_ttl_ms, state.retention_ms)
         if state.kept_until_ms == now_ms:
-            # Kept for no time at all, a repeat could not be recognised.
             state.kept_until_ms += _UNKEPT_STATE_MS
-        self.work.expire(state.kept_until_ms, EXPIRE_TASK, self.tenant.name, task_id)
-        if state.result_until_ms < state.kept_until_ms:
-            self._expire_result(task_id, state)
-        self._move(task_id, state, place, rank, value)
+        self.expire_later(task_id, state)
+        if status == FAILED:
+            self._move(task_id, state, DEAD, ms8(now_ms), reason.encode())
+        else:
+            self._move(task_id, state, NOWHERE, b"")
 
     def expire_unstarted(self, task_id: bytes, state: State) -> None:
         """Ends a task whose start deadline passed before anybody started it."""
@@ -368,17 +384,21 @@ class QueueWork:
             work.deletes.append(self._prefixes[before] + state.rank + task_id)
             counts[before] -= 1
         if rank:
-            work.entries.append((self._prefixes[place] + rank + task_id, value))
             counts[place] += 1
+            entry = self._prefixes[place] + rank + task_id
+            if value:
+                work.others.append((entry, value))
+            else:
+                work.entries.append(entry)
         state.place = place
         state.rank = rank
-        work.states.append((self._state_prefix + task_id, encode_state(state)))
+        work.states[self._state_prefix + task_id] = encode_state(state)
 
     # --------------------------------------------------------------------------------------------------- records beside
 
     def save(self, task_id: bytes, state: State) -> None:
         """Writes the state of a task that stays where it is."""
-        self.work.states.append((self._state_prefix + task_id, encode_state(state)))
+        self.work.states[self._state_prefix + task_id] = encode_state(state)
 
     def put_result(self, task_id: bytes, state: State, result: StoredResult) -> None:
         """Fills the result slot; before the end it holds the latest error. The move that follows writes the state."""
@@ -389,7 +409,7 @@ class QueueWork:
             state.result = result
         else:
             state.result, state.result_apart = None, True
-            self.work.results.append((self.tenant.result + task_id, encode_result(result)))
+            self.work.results[self.tenant.result + task_id] = encode_result(result)
         state.size += size
         self._counts[BYTES] += size
 
@@ -472,7 +492,7 @@ class QueueWork:
 
     def set_due(self, at_ms: int | None) -> None:
         """Says when the queue next has something due; None: never."""
-        self._due_ms, self._lease_end_ms = None, 0
+        self._due_ms = None
         set_due(self.work.txn, self.keys, self.work.txn.get(self.keys.due), at_ms)
 
     def finish(self) -> None:
