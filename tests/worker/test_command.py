@@ -100,6 +100,30 @@ async def test_handlers_that_do_not_end_are_given_back(shop: Shop, kind: str, tw
     assert "Traceback" not in worker.output
 
 
+async def test_a_blocked_loop_does_not_keep_a_worker(shop: Shop) -> None:
+    """A handler that blocks its event loop for ever is left behind; its task is given back."""
+    shop.write("@app.task\nasync def block(value: int) -> None:\n    note('start')\n    time.sleep(300)\n")
+    await put(shop, "shop.block")
+    worker = shop.worker("--grace", "100ms")
+    until(shop.log, lambda: worker.output)
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0, worker.output
+    assert await statuses(shop) == {(Status.PENDING, 0): 1}
+
+
+async def test_a_listener_that_never_returns_does_not_keep_a_worker(shop: Shop) -> None:
+    """The worker ends, with what it did, although a listener hangs."""
+    shop.write(
+        "@app.task\nasync def work(value: int) -> None: ...\n\n"
+        "@app.on('completed')\ndef never(event) -> None:\n    time.sleep(300)\n"
+    )
+    await put(shop, "shop.work", 3)
+    worker = shop.worker("--drain")
+    assert worker.ended() == 0, worker.output
+    assert "listeners are still busy" in worker.output
+    assert await statuses(shop) == {(Status.COMPLETED, 1): 3}
+
+
 async def test_ten_thousand_tasks_run_exactly_once(shop: Shop) -> None:
     """Two processes drain 10,000 tasks together: each runs once, both take part, and both end."""
     shop.write("@app.task\nasync def work(value: int) -> None:\n    note(value)\n")

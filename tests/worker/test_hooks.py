@@ -171,12 +171,12 @@ async def test_a_listener_that_raises_after_completion_changes_nothing(app: Dibs
     """The task is done, does not run again, and later events are told."""
     runs: list[Any] = []
     heard: list[TaskEvent] = []
+    app.on("completed")(heard.append)
 
     @app.on("completed")
     def raising(_: TaskEvent) -> None:
-        raise SystemError("a listener of no use")
+        raise SystemExit("a listener of no use")
 
-    app.on("completed")(heard.append)
     work = declare(app, "thread", runs.append)
     await work.amap([1, 2, 3])
     assert await drained(app) == Summary(completed=3)
