@@ -266,6 +266,28 @@ async def test_delayed_tasks_run_when_they_are_due(app: Dibs, clock: ManualClock
         assert await handle.awaited(LIMIT_S) == 1
 
 
+async def test_an_idle_worker_goes_on_delivering(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its claims came back empty, the next task is taken."""
+    monkeypatch.setattr("dibs.worker.claiming.WAIT_S", 0.02)
+    work = declare(app, "loop", lambda value: value)
+    async with working(app):
+        for value in range(3):
+            await asyncio.sleep(0.2)
+            assert await (await work.aenqueue(value)).awaited(LIMIT_S) == value
+
+
+async def test_a_stopped_worker_has_taken_nothing_with_it(app: Dibs) -> None:
+    """A claim that waits when the worker stops leaves no task leased to nobody."""
+    work = declare(app, "loop", lambda value: value)
+    handles = []
+    for value in range(10):
+        async with working(app, concurrency=1):
+            handles.append(await work.aenqueue(value))
+    await drained(app)
+    assert [await handle for handle in handles] == list(range(10))
+    assert [(await handle.atask()).attempts for handle in handles] == [1] * 10
+
+
 async def test_timers_of_ended_tasks_are_gone(app: Dibs) -> None:
     """A long timeout keeps nothing of a task that has ended."""
     work = declare(app, "loop", print, timeout_s=86_400)
