@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final
 
@@ -49,13 +48,12 @@ class Cancelled(Exception):
 class CurrentTask:
     """The task that the caller's handler is running."""
 
-    __slots__ = ("_deadline_s", "_stop", "_tell", "lease")
+    __slots__ = ("_deadline_s", "_stop", "lease")
 
-    def __init__(self, lease: Lease, tell: Callable[[Progress | None], None], deadline_s: float | None = None) -> None:
+    def __init__(self, lease: Lease) -> None:
         self.lease: Final = lease
-        self._tell = tell
         self._stop = ""
-        self._deadline_s = deadline_s
+        self._deadline_s = None if lease.timeout_s is None else time.monotonic() + lease.timeout_s
 
     @property
     def id(self) -> str:
@@ -99,11 +97,15 @@ class CurrentTask:
 
     def heartbeat(self) -> None:
         """Asks for the lease to be renewed now. The worker renews it anyway, every third of its length."""
-        self._tell(None)
+        self.tell(None)
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Tells how far the task is; kept with the task, at most once a second. Never blocks."""
-        self._tell(Progress(done, total, note))
+        self.tell(Progress(done, total, note))
+
+    def tell(self, progress: Progress | None) -> None:
+        """The worker's: how a heartbeat is sent soon, with this progress. Any thread."""
+        raise NotImplementedError
 
     def stop(self, why: str) -> None:
         """The worker's: from now on the handler is to stop."""

@@ -72,8 +72,7 @@ def main() -> None:
 
 def _run(order: Order, answers: BinaryIO) -> Ended:
     sys.path[:0] = [path for path in order.path if path not in sys.path]
-    deadline_s = None if order.lease.timeout_s is None else time.monotonic() + order.lease.timeout_s
-    task = CurrentTask(order.lease, _Teller(answers).tell, deadline_s)
+    task = _Task(order.lease, answers)
     try:
         function = find(order.module, order.lease.command)
     except Exception as error:  # noqa: BLE001 an import can raise anything, and the task must be told
@@ -93,10 +92,13 @@ def find(module_name: str, command: str) -> TaskFunction[..., Any]:
     raise AppNotFound(f"{module_name} has no app with a task {command}: declare it where it can be imported")
 
 
-class _Teller:
-    """Passes progress on, not too often."""
+class _Task(CurrentTask):
+    """Passes progress on to the worker, not too often."""
 
-    def __init__(self, answers: BinaryIO) -> None:
+    __slots__ = ("_answers", "_next_s")
+
+    def __init__(self, lease: Lease, answers: BinaryIO) -> None:
+        super().__init__(lease)
         self._answers = answers
         self._next_s = 0.0
 

@@ -25,35 +25,24 @@ class Why(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class Job:
-    """One task in the hands of this worker, from its claim until its handler is gone."""
+class Job(CurrentTask):
+    """One task in the hands of this worker, from its claim until its handler is gone. The handler sees it as its
+    `CurrentTask`: one object, which nothing but the worker and the handler holds, so that it goes when they let go."""
 
-    __slots__ = (
-        "beat_s",
-        "current",
-        "function",
-        "handle",
-        "lane",
-        "lease",
-        "link",
-        "progress",
-        "settled",
-        "timer",
-        "why",
-    )
+    __slots__ = ("beat_s", "begun", "function", "handle", "lane", "latest", "link", "settled", "timer", "why")
 
     def __init__(self, lease: Lease, function: TaskFunction[..., Any], link: Link, lane: Lane) -> None:
-        self.lease = lease
+        super().__init__(lease)
         self.function = function
         self.link = link
         self.lane = lane
-        now_s = time.monotonic()
-        deadline_s = None if lease.timeout_s is None else now_s + lease.timeout_s
-        self.current = CurrentTask(lease, self.tell, deadline_s)
-        self.beat_s = now_s + lease.lease_s / 3
+        self.beat_s = time.monotonic() + lease.lease_s / 3
         """When the next heartbeat is due."""
-        self.progress: Progress | None = None
+        self.latest: Progress | None = None
+        """Progress that the store does not know yet."""
         self.why: Why | None = None
+        self.begun = False
+        """Its handler was called."""
         self.settled = False
         """Its outcome is decided; what the handler still returns is dropped."""
         self.handle: Any = None
@@ -62,9 +51,8 @@ class Job:
         """Runs out when its timeout does."""
 
     def tell(self, progress: Progress | None) -> None:
-        """The handler's: has a heartbeat sent soon, with this progress. Any thread."""
         if progress is not None:
-            self.progress = progress
+            self.latest = progress
         self.beat_s = min(self.beat_s, time.monotonic() + (0.0 if progress is None else 0.5))
 
 

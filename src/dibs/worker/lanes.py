@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import functools
 import itertools
 import queue
 import sys
@@ -85,20 +84,24 @@ class LoopLane(Lane):
     def _start(self, jobs: Sequence[Job]) -> None:
         create_task = self._thread.loop.create_task
         for job in jobs:
-            job.handle = create_task(run_async(job.function, job.current))
-            job.handle.add_done_callback(functools.partial(self._over, job))
+            job.handle = create_task(self._run(job))
 
-    def _over(self, job: Job, task: asyncio.Task[Ended]) -> None:
-        # Cancelled before it began to run, it had no chance to say so itself.
-        self._end(job, Ended(kind=Kind.RETRY) if task.cancelled() else task.result())
+    async def _run(self, job: Job) -> None:
+        if job.why is not None:
+            self._end(job, Ended(kind=Kind.RETRY))
+            return
+        job.begun = True
+        self._end(job, await run_async(job.function, job))
 
     def stop(self, job: Job) -> bool:
         self._thread.loop.call_soon_threadsafe(self._cancel, job)
         return True
 
     def _cancel(self, job: Job) -> None:
-        # In the handlers' loop, and so after the job was started there.
-        job.handle.cancel()
+        # In the handlers' loop, and so after the job was started there. A coroutine that is cancelled before its first
+        # step does not run at all and could not report: one that has not begun sees by itself that it need not.
+        if job.begun:
+            job.handle.cancel()
 
     def blocked_s(self) -> float:
         """Answers, and asks again: the loop answers when it gets to it."""
@@ -141,7 +144,7 @@ class ThreadLane(Lane):
 
     def _serve(self) -> None:
         while (job := self._queue.get()) is not None:
-            self._end(job, run_sync(job.function, job.current))
+            self._end(job, run_sync(job.function, job))
             del job
             self._idle.release()
         self._queue.put(None)

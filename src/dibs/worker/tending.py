@@ -70,7 +70,7 @@ class Pulse:
         beats = []
         for job in jobs:
             job.beat_s = time.monotonic() + job.lease.lease_s / 3
-            progress, job.progress = job.progress, None
+            progress, job.latest = job.latest, None
             lease = job.lease
             beats.append(Heartbeat(tenant=lease.tenant, id=lease.id, token=lease.token, progress=progress))
         answers = await self._link.ask(lambda store: store.heartbeat(beats))

@@ -103,7 +103,7 @@ class Worker:
         self.apps = [apps] if isinstance(apps, Dibs) else list(apps)
         self.options = options or WorkerOptions()
         self.name = self.options.name or f"{socket.gethostname()[:80]}:{os.getpid()}:{secrets.token_hex(2)}"
-        self.summary = Summary()
+        self._counts: Counter[Happening] = Counter()
         self._jobs: dict[int, Job] = {}
         self._lanes: dict[RunIn, Lane] = {}
         self._settlers: dict[int, Settler] = {}
@@ -138,6 +138,18 @@ class Worker:
             await _cancelled([*claiming, *background])
             await self._leave(links, registrars)
         return self.summary
+
+    @property
+    def summary(self) -> Summary:
+        """What it has done so far."""
+        counts = self._counts
+        return Summary(
+            completed=counts[Happening.COMPLETED],
+            retried=counts[Happening.RETRIED],
+            failed=counts[Happening.FAILED],
+            cancelled=counts[Happening.CANCELLED],
+            lost=counts[Happening.LEASE_LOST],
+        )
 
     @property
     def left_behind(self) -> int:
@@ -307,7 +319,7 @@ class Worker:
         if job.why is not None or job.settled:
             return
         job.why = why
-        job.current.stop(why)
+        job.stop(why)
         if not job.lane.stop(job):
             self._abandon(job)
         else:
@@ -325,7 +337,7 @@ class Worker:
     def _tell(self, job: Job, happening: Happening, error: ErrorInfo | None = None) -> None:
         """Counts, and tells who listens, in a thread of theirs."""
         if happening is not Happening.CLAIMED:
-            self._count(happening)
+            self._counts[happening] += 1
             self._quiet.set()
         if log.isEnabledFor(logging.DEBUG):
             lease = job.lease
@@ -336,10 +348,6 @@ class Worker:
             event = TaskEvent(happening, lease.tenant, lease.id, lease.command, lease.attempt, error)
             self._voice = self._voice or Voice()
             self._voice.say(listeners, event)
-
-    def _count(self, happening: Happening) -> None:
-        name = "lost" if happening is Happening.LEASE_LOST else happening.value
-        setattr(self.summary, name, getattr(self.summary, name) + 1)
 
 
 def _stopped(job: Job, ended: Ended | None) -> Ended | None:
