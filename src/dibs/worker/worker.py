@@ -290,11 +290,12 @@ class Worker:
         """Hears from a lane that handlers have ended."""
         for job, how in ended:
             del self._jobs[id(job)]
-            job.lane.slots.give_back(1)
             if job.timer is not None:
                 job.timer.cancel()
             if not job.settled:
                 self._settle(job, how if job.why is None else _stopped(job, how))
+            # After its outcome is on its way, so that the next claim comes behind it.
+            job.lane.slots.give_back(1)
         self._quiet.set()
 
     def _settle(self, job: Job, ended: Ended | None) -> None:
