@@ -25,6 +25,7 @@ from dibs.function import TaskFunction
 from dibs.listeners import TaskEvent
 from dibs.settings import Settings
 from dibs.task import Status
+from tests.app.conftest import close_all
 
 
 def double(value: int) -> int:
@@ -433,3 +434,24 @@ def test_a_store_that_breaks_is_opened_again(app: Dibs, work: TaskFunction[[int]
     app.run(app.ask(look))
     assert stores[0] is not stores[1]
     assert app.drain().completed == 1
+
+
+@pytest.mark.parametrize("_", range(10))
+def test_loops_that_open_a_store_at_once_have_the_same(url: str, _: int) -> None:
+    """Threads with event loops of their own, which start together, see each other's tasks."""
+    app = Dibs(url)
+    work = app.task(name="work")(double)
+    barrier = threading.Barrier(4)
+
+    async def put_and_look(value: int) -> int:
+        await work.aenqueue(value)
+        await asyncio.to_thread(barrier.wait, 20)
+        return (await app.ask(lambda store: store.stats("default"))).total.ready
+
+    def start(value: int) -> int:
+        barrier.wait(20)
+        return asyncio.run(put_and_look(value))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(start, range(4))) == [4] * 4
+    close_all(app)

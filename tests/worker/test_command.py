@@ -9,6 +9,7 @@ from collections import Counter
 import psutil
 import pytest
 
+from dibs.errors import TaskFailed
 from dibs.task import EventKind, Filter, Status
 from tests.worker.commands import Shop, until
 from tests.worker.steps import journal
@@ -100,6 +101,30 @@ async def test_handlers_that_do_not_end_are_given_back(shop: Shop, kind: str, tw
     assert "Traceback" not in worker.output
 
 
+async def test_a_blocked_loop_does_not_keep_a_worker(shop: Shop) -> None:
+    """A handler that blocks its event loop for ever is left behind; its task is given back."""
+    shop.write("@app.task\nasync def block(value: int) -> None:\n    note('start')\n    time.sleep(300)\n")
+    await put(shop, "shop.block")
+    worker = shop.worker("--grace", "100ms")
+    until(shop.log, lambda: worker.output)
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0, worker.output
+    assert await statuses(shop) == {(Status.PENDING, 0): 1}
+
+
+async def test_a_listener_that_never_returns_does_not_keep_a_worker(shop: Shop) -> None:
+    """The worker ends, with what it did, although a listener hangs."""
+    shop.write(
+        "@app.task\nasync def work(value: int) -> None: ...\n\n"
+        "@app.on('completed')\ndef never(event) -> None:\n    time.sleep(300)\n"
+    )
+    await put(shop, "shop.work", 3)
+    worker = shop.worker("--drain")
+    assert worker.ended() == 0, worker.output
+    assert "listeners are still busy" in worker.output
+    assert await statuses(shop) == {(Status.COMPLETED, 1): 3}
+
+
 async def test_ten_thousand_tasks_run_exactly_once(shop: Shop) -> None:
     """Two processes drain 10,000 tasks together: each runs once, both take part, and both end."""
     shop.write("@app.task\nasync def work(value: int) -> None:\n    note(value)\n")
@@ -131,6 +156,24 @@ async def test_the_supervisor_restarts_a_killed_worker(shop: Shop) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.ended() == 0, worker.output
     assert not any(one.is_running() for one in now)
+
+
+async def test_a_task_that_kills_its_worker_is_given_up(shop: Shop) -> None:
+    """Attempts count at the claim: a task that ends every worker is dead after max_attempts runs, and the others are
+    done."""
+    shop.write(
+        "@app.task\ndef work(value: int) -> None:\n    note(value)\n"
+        "    if value == 0:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    [killer, *_] = await put(shop, "shop.work", 5, lease_s=1, max_attempts=2)
+    worker = shop.worker("--processes", "2", "--threads", "1")
+    async with shop.app() as app:
+        with pytest.raises(TaskFailed, match="LEASE_EXPIRED, attempt 2 of 2"):
+            await app.handle(killer).awaited(40)
+    until(lambda: set(shop.log()) == set("01234"), lambda: worker.output)
+    assert shop.log().count("0") == 2
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0, worker.output
 
 
 def test_the_workers_end_with_their_supervisor(shop: Shop) -> None:

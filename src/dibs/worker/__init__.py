@@ -8,6 +8,7 @@ lanes.py       where handlers run: an event loop, threads
 processes.py   where handlers run that keep a core busy; ``child.py`` is the other end
 settling.py    batches of outcomes back to the store
 tending.py     heartbeats, sweeps, registration
+voice.py       tells listeners
 link.py        the connection to a store, opened again when it breaks
 supervisor.py  several worker processes, and restarts when code changes
 parent.py      what the processes it starts know of it

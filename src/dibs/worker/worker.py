@@ -10,7 +10,6 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
@@ -31,6 +30,7 @@ from dibs.worker.processes import ProcessLane
 from dibs.worker.running import Ended
 from dibs.worker.settling import Settler
 from dibs.worker.tending import Pulse, Registrar, sweep
+from dibs.worker.voice import Voice
 
 log = logging.getLogger("dibs.worker")
 
@@ -111,7 +111,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._quiet = asyncio.Event()
-        self._events: ThreadPoolExecutor | None = None
+        self._voice: Voice | None = None
         if Here.in_child:
             raise InvalidOption(
                 'this module starts a worker when it is imported: guard it by if __name__ == "__main__":'
@@ -264,11 +264,8 @@ class Worker:
     async def _leave(self, links: Sequence[Link], registrars: Sequence[Registrar]) -> None:
         for lane in self._lanes.values():
             await lane.close()
-        if self._events is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LISTENERS_S):
-                    await asyncio.wrap_future(self._events.submit(int))
-            self._events.shutdown(wait=False, cancel_futures=True)
+        if self._voice is not None:
+            await asyncio.to_thread(self._voice.end, LISTENERS_S)
         for registrar in registrars:
             await registrar.leave()
         for link in links:
@@ -293,11 +290,12 @@ class Worker:
         """Hears from a lane that handlers have ended."""
         for job, how in ended:
             del self._jobs[id(job)]
-            job.lane.slots.give_back(1)
             if job.timer is not None:
                 job.timer.cancel()
             if not job.settled:
                 self._settle(job, how if job.why is None else _stopped(job, how))
+            # After its outcome is on its way, so that the next claim comes behind it.
+            job.lane.slots.give_back(1)
         self._quiet.set()
 
     def _settle(self, job: Job, ended: Ended | None) -> None:
@@ -349,9 +347,8 @@ class Worker:
         if listeners.wants(happening):
             lease = job.lease
             event = TaskEvent(happening, lease.tenant, lease.id, lease.command, lease.attempt, error)
-            if self._events is None:
-                self._events = ThreadPoolExecutor(1, "dibs-listeners")
-            self._events.submit(listeners.tell, event)
+            self._voice = self._voice or Voice()
+            self._voice.say(listeners, event)
 
 
 def _stopped(job: Job, ended: Ended | None) -> Ended | None:

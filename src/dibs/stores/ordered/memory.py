@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _shared: dict[str, MemoryEngine] = {}
+_shared_lock = threading.Lock()
 
 
 class MemoryEngine(Engine):
@@ -37,11 +38,16 @@ class MemoryEngine(Engine):
     @classmethod
     def open(cls, name: str, clock: Clock) -> MemoryEngine:
         """Returns the named engine of this process, or a new one that nobody else can name."""
-        engine = _shared.get(name) or cls(clock, name)
-        if name:
-            _shared[name] = engine
-        engine.acquire()
-        return engine
+        with _shared_lock:
+            engine = _shared.get(name) or cls(clock, name)
+            if name:
+                _shared[name] = engine
+            engine.acquire()
+            return engine
+
+    def release(self) -> None:
+        with _shared_lock:
+            super().release()
 
     def submit(self, lane: Lane, calls: list[Call]) -> None:
         with self._lock:
