@@ -153,19 +153,20 @@ def configure(session: Session, /, command: str, reset: bool, **options: Any) ->
 
 def _set(session: Session, command: str, verb: str, *, reset: bool = False, **changes: Any) -> int:
     async def change(store: Store) -> tuple[QueueConfig, bool]:
+        known = command in {queue.command for queue in (await store.stats(session.tenant)).queues}
         held = await store.configure(session.tenant, command)
         kept = QueueConfig(paused=held.paused) if reset else held
         config = await store.configure(session.tenant, command, replace(kept, **changes))
-        return config, command in {queue.command for queue in (await store.stats(session.tenant)).queues}
+        return config, known
 
-    config, used = session.run(change)
+    config, known = session.run(change)
     if session.json:
         echo_json({"tenant": session.tenant, "command": command, "config": config_shape(config)})
         return Exit.OK
     told = _config_text(config) if verb == "configured" else ""
     click.echo(f"{command} is {verb}{': ' if told else ''}{told}.")
-    if not used:
-        note("No task was ever enqueued there; check the name if that surprises you.")
+    if not known:
+        note("Nobody has used or configured it before; check the name if that surprises you.")
     return Exit.OK
 
 

@@ -70,7 +70,7 @@ META_JOURNAL_TRIMMED = b"Mjournal_trimmed"
 class TenantKeys:
     """The prefixes of one tenant's records."""
 
-    __slots__ = ("body", "claim", "counters", "first", "last", "name", "result", "state", "totals", "worker")
+    __slots__ = ("body", "claim", "configs", "counters", "first", "last", "name", "result", "state", "totals", "worker")
 
     def __init__(self, tenant: str) -> None:
         head = tenant.encode() + SEPARATOR
@@ -82,6 +82,7 @@ class TenantKeys:
         self.result = head + b"R"
         self.worker = head + b"W"
         self.claim = head + b"O"
+        self.configs = head + b"Z"
         self.counters = head + b"Q"
         self.totals = tuple(head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS)
 

@@ -231,8 +231,13 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
         command, _, field = key[len(keys.counters) :].partition(SEPARATOR)
         counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
     total = _counted("", counts.pop("", {}))
-    names = sorted(counts) if commands is None else commands
+    names = sorted({*counts, *_configured(txn, keys)}) if commands is None else commands
     return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
+
+
+def _configured(txn: ReadTxn, keys: TenantKeys) -> list[str]:
+    """Returns the queues that somebody paused or gave defaults, with tasks or without."""
+    return [key[len(keys.configs) :].decode() for key, _ in _scan_all(txn, keys.configs)]
 
 
 def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:

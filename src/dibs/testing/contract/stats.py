@@ -181,3 +181,11 @@ class TestStats:
         await store.configure(TENANT, COMMAND, QueueConfig(paused=True))
         [queue] = (await store.stats(TENANT)).queues
         assert (queue.paused, queue.ready) == (True, 1)
+
+    async def test_a_queue_that_was_only_configured_is_listed(self, store: Store) -> None:
+        """A queue that is paused before its first task is there, with zeros, until it is as any other."""
+        await store.configure(TENANT, "later", QueueConfig(paused=True))
+        [queue] = (await store.stats(TENANT)).queues
+        assert (queue.command, queue.paused, queue.ready) == ("later", True, 0)
+        await store.configure(TENANT, "later", QueueConfig())
+        assert (await store.stats(TENANT)).queues == []
