@@ -52,7 +52,8 @@ dibs worker shop/tasks.py:app --reload
 @click.option("--name", default="", help="Its name in `dibs workers`.  [host:pid:random]")
 @click.option("--verbose", "-v", is_flag=True, help="Log every task.")
 @click.option("--quiet", "-q", is_flag=True, help="Log only what is wrong.")
-@click.option("--supervised", type=int, default=0, metavar="PID", hidden=True)
+@click.option("--supervised", is_flag=True, hidden=True)
+@click.option("--supervisor", type=int, metavar="PID", hidden=True)
 @pass_session
 def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
     """Run the tasks of an app.
@@ -64,7 +65,7 @@ def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
     _log(verbose=options["verbose"], quiet=options["quiet"])
     found = _import(session, apps)
     if options["supervised"]:
-        if not die_with_parent(signal.SIGTERM, options["supervised"]):
+        if not die_with_parent(signal.SIGTERM, options["supervisor"]):
             return
     elif options["processes"] > 1 or options["reload"]:
         sys.exit(_supervise(options["processes"], reload=options["reload"]))
@@ -112,7 +113,8 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
 def _supervise(count: int, *, reload: bool) -> int:
     """Runs this very command again, in processes of their own."""
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
-    command = [sys.executable, "-m", "dibs", *arguments, "--supervised", str(os.getpid()), "--processes", "1"]
+    arguments += ["--processes", "1", "--supervised", "--supervisor", str(os.getpid())]
+    command = [sys.executable, "-m", "dibs", *arguments]
     supervisor = Supervisor(command, count, watch=[Path.cwd()] if reload else [])
     return _with_signals(supervisor.run, supervisor.stop)
 
