@@ -132,7 +132,7 @@ def test_the_fields_of_a_backoff_are_those_of_the_code() -> None:
     [
         ("## Handles", Handle, set()),
         ("## Handles", Batch, {"task_ids"}),
-        ("## In a handler", CurrentTask, {"stop"}),
+        ("## In a handler", CurrentTask, {"stop", "tell"}),
         ("## The fixture", Kit, set()),
     ],
 )

@@ -198,8 +198,49 @@ async def test_complete_wins_over_cancel(live: Dibs) -> None:
         assert await handle.awaited(LIMIT_S) == "still done"
 
 
+async def test_complete_wins_over_cancel_in_a_thread(live: Dibs) -> None:
+    """A thread that returns although its task was cancelled has completed it: nothing but its own end decides."""
+    started = threading.Event()
+
+    @live.task(name="slow", lease_s=1)
+    def slow() -> str:
+        started.set()
+        task, deadline_s = current(), time.monotonic() + LIMIT_S
+        while not task.cancelled and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return "still done"
+
+    handle = await slow.aenqueue()
+    async with working(live):
+        await eventually(started.is_set)
+        assert (await handle.acancel()).how == "cancelling"
+        assert await handle.awaited(LIMIT_S) == "still done"
+
+
+async def test_a_worker_ends_although_a_cancelled_thread_does_not(live: Dibs) -> None:
+    """A thread that hears no cancel does not keep its worker: when that ends, the task is CANCELLED."""
+    started, end = threading.Event(), threading.Event()
+
+    @live.task(name="deaf", lease_s=1)
+    def deaf() -> None:
+        started.set()
+        end.wait(LIMIT_S)
+
+    handle = await deaf.aenqueue()
+    try:
+        async with working(live, grace_s=0.1):
+            await eventually(started.is_set)
+            await handle.acancel()
+            # Renewed once more with the cancel known, so that the worker has heard of it.
+            await asyncio.sleep(1)
+        assert await handle.astatus() is Status.CANCELLED
+    finally:
+        end.set()
+
+
 async def test_a_thread_can_see_that_it_was_cancelled(live: Dibs) -> None:
-    """`current().cancelled` becomes true, and `check` raises; the task ends CANCELLED meanwhile."""
+    """`current().cancelled` becomes true, and `check` raises; then the task is CANCELLED."""
     seen: list[str] = []
     started = threading.Event()
 

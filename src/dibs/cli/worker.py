@@ -102,7 +102,7 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
             pool=options["pool"],
             commands=options["commands"],
             tenants=options["tenant"],
-            name=options["name"],
+            name=f"{options['name']}:{os.getpid()}" if options["name"] and options["supervisor"] else options["name"],
             grace_s=options["grace"],
             give_up_s=options["give_up"],
             drain=options["drain"],

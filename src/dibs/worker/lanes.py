@@ -29,6 +29,8 @@ class Lane(abc.ABC):
     """A place for handlers of one kind."""
 
     name: str
+    stops = True
+    """Whether a handler can be stopped from outside; otherwise it ends when it likes."""
 
     def __init__(self, slots: int, report: Report) -> None:
         self.slots = Slots(slots)
@@ -41,9 +43,9 @@ class Lane(abc.ABC):
     def start(self, jobs: Sequence[Job]) -> None:
         """Starts jobs whose slots are reserved."""
 
-    @abc.abstractmethod
-    def stop(self, job: Job) -> bool:
-        """Has a handler stop. False: it cannot be stopped from outside, and ends when it likes."""
+    def stop(self, job: Job) -> None:
+        """Has a handler stop, in a lane that can."""
+        raise NotImplementedError
 
     def blocked_s(self) -> float:
         """For how long the handlers have not let each other run."""
@@ -93,9 +95,8 @@ class LoopLane(Lane):
         job.begun = True
         self._end(job, await run_async(job.function, job))
 
-    def stop(self, job: Job) -> bool:
+    def stop(self, job: Job) -> None:
         self._thread.loop.call_soon_threadsafe(self._cancel, job)
-        return True
 
     def _cancel(self, job: Job) -> None:
         # In the handlers' loop, and so after the job was started there. A coroutine that is cancelled before its first
@@ -128,6 +129,7 @@ class ThreadLane(Lane):
     """Plain functions, each in a thread."""
 
     name = "thread"
+    stops = False
 
     def __init__(self, slots: int, report: Report) -> None:
         super().__init__(slots, report)
@@ -148,9 +150,6 @@ class ThreadLane(Lane):
             del job
             self._idle.release()
         self._queue.put(None)
-
-    def stop(self, job: Job) -> bool:  # noqa: ARG002 nothing stops a thread from outside
-        return False
 
     async def close(self) -> None:
         self._queue.put(None)

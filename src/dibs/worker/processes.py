@@ -80,9 +80,8 @@ class ProcessLane(Lane):
                 return told.ended
             job.tell(told.progress)
 
-    def stop(self, job: Job) -> bool:
+    def stop(self, job: Job) -> None:
         _kill(job.handle)
-        return True
 
     async def close(self) -> None:
         for running in list(self._running):

@@ -316,15 +316,19 @@ class Worker:
             self._stop_job(job, Why.TIMEOUT)
 
     def _stop_job(self, job: Job, why: Why) -> None:
-        """Has a handler stop; its task is settled when it has, or soon in any case."""
-        if job.why is not None or job.settled:
+        """Has a handler stop; its task is settled when it has, or soon in any case. A thread cannot be stopped: one whose
+        task was cancelled may still complete it, any other reason settles it without its handler."""
+        stops = job.lane.stops
+        if job.settled or (job.why is not None and stops):
             return
-        job.why = why
+        if job.why is None or why is Why.LOST:
+            job.why = why
         job.stop(why)
-        if not job.lane.stop(job):
-            self._abandon(job)
-        else:
+        if stops:
+            job.lane.stop(job)
             asyncio.get_running_loop().call_later(STOP_PATIENCE_S, self._abandon, job)
+        elif why is not Why.CANCELLED:
+            self._abandon(job)
 
     def _abandon(self, job: Job) -> None:
         """Settles a job whose handler does not stop. Its slot stays taken until it returns."""
