@@ -316,8 +316,8 @@ class Worker:
             self._stop_job(job, Why.TIMEOUT)
 
     def _stop_job(self, job: Job, why: Why) -> None:
-        """Has a handler stop; its task is settled when it has, or soon in any case. A thread cannot be stopped: one whose
-        task was cancelled may still complete it, any other reason settles it without its handler."""
+        """Has a handler stop; its task is settled when it has, or soon in any case. A thread cannot be stopped: after a
+        cancel it may still complete its task, any other reason settles the task without it."""
         stops = job.lane.stops
         if job.settled or (job.why is not None and stops):
             return
