@@ -16,7 +16,7 @@ from dibs.stores.ordered.records import (
     Detail,
     State,
     StoredResult,
-    decode_state,
+    recall_state,
 )
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import (
@@ -113,7 +113,7 @@ def _states(txn: Txn, keys: list[bytes]) -> dict[bytes, State]:
     states: dict[bytes, State] = {}
     for key, data in zip(keys, txn.get_many(keys), strict=True):
         if data is not None and key not in states:
-            state = decode_state(data)
+            state = recall_state(data)
             if not state.kept_until_ms or not state.gone(txn.now_ms):
                 states[key] = state
     return states

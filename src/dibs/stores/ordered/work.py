@@ -45,9 +45,11 @@ from dibs.stores.ordered.records import (
     decode_config,
     decode_result,
     encode_config,
+    encode_new_state,
     encode_result,
     encode_size,
     encode_state,
+    remember_leased,
 )
 from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
 
@@ -215,7 +217,7 @@ class QueueWork:
         """Puts a new task in, where its state says."""
         work, place = self.work, state.place
         work.bodies[self._body_prefix + task_id] = body
-        work.states[self._state_prefix + task_id] = encode_state(state)
+        work.states[self._state_prefix + task_id] = encode_new_state(state)
         work.entries.append(self._prefixes[place] + state.rank + task_id)
         self._counts[place] += 1
         self._counts[BYTES] += state.size
@@ -231,7 +233,7 @@ class QueueWork:
         work = self.work
         ranks = work.back_ranks(state.priority, len(ids))
         state.rank, state.size = ranks[0], sizes[0]
-        head, tail = encode_state(state).split(ranks[0] + encode_size(sizes[0]), 1)
+        head, tail = encode_new_state(state).split(ranks[0] + encode_size(sizes[0]), 1)
         tails = {size: encode_size(size) + tail for size in set(sizes)}
         body_prefix, state_prefix, ready_prefix = self._body_prefix, self._state_prefix, self.keys.ready
         states = [head + rank + tails[size] for rank, size in zip(ranks, sizes, strict=True)]
@@ -285,7 +287,8 @@ class QueueWork:
             if state.progress is not None:
                 state.progress = None
             work.entries.append(leased + task_id)
-            work.states[state_prefix + task_id] = encode_state(state)
+            work.states[state_prefix + task_id] = data = encode_state(state)
+            remember_leased(data, state)
         work.deletes += entries
         self._counts[READY] -= len(ids)
         self._counts[LEASED] += len(ids)

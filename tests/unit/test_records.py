@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+
+from dibs.stores.ordered import records
+from dibs.stores.ordered.records import (
+    IN_PROGRESS,
+    LEASED,
+    PENDING,
+    READY,
+    State,
+    decode_state,
+    encode_new_state,
+    encode_state,
+    recall_state,
+    remember_leased,
+)
+
+
+def new_state() -> State:
+    """A task that waits."""
+    return State(
+        rank=os.urandom(14),
+        size=150,
+        command="mail",
+        status=PENDING,
+        place=READY,
+        priority=3,
+        attempts=0,
+        max_attempts=5,
+        enqueued_ms=1_800_000_000_000,
+        due_ms=1_800_000_000_000,
+        expires_ms=0,
+        result_ttl_ms=1,
+        retention_ms=2,
+        keep=True,
+        digest=b"d",
+    )
+
+
+def leased_state() -> State:
+    """A task that somebody holds."""
+    state = new_state()
+    state.status, state.place, state.token = IN_PROGRESS, LEASED, os.urandom(16)
+    return state
+
+
+def test_a_new_state_is_short_and_reads_the_same() -> None:
+    """What a new task leaves at its default is not written, and is there again when it is read."""
+    state = new_state()
+    data = encode_new_state(state)
+    assert len(data) < len(encode_state(state))
+    assert decode_state(data) == state
+
+
+def test_what_a_claim_wrote_is_recalled_once() -> None:
+    """The state that was written comes back for its bytes; the next reader gets one of its own."""
+    state = leased_state()
+    data = encode_state(state)
+    remember_leased(data, state)
+    first = recall_state(bytes(bytearray(data)))
+    assert first is state
+    first.attempts = 9
+    assert recall_state(data).attempts == 0
+
+
+def test_other_bytes_are_read() -> None:
+    """Nothing but the very bytes recalls a state: whatever changed since is seen."""
+    state = leased_state()
+    remember_leased(encode_state(state), state)
+    other = leased_state()
+    assert recall_state(encode_state(other)) == other
+
+
+def test_what_is_never_settled_here_does_not_pile_up() -> None:
+    """Claims whose settlements never come are forgotten."""
+    state = leased_state()
+    for _ in range(2 * records._LEASED_MAX + 10):
+        remember_leased(os.urandom(16), state)
+    assert len(records._leased) <= records._LEASED_MAX
