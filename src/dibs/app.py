@@ -23,7 +23,7 @@ from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
 from dibs.function import AsyncTaskFunction, CallOptions, Policy, RunIn, TaskFunction
 from dibs.handles import Handle
 from dibs.ids import id_from_text
-from dibs.importing import command_of, module_of
+from dibs.importing import Here, command_of, module_of
 from dibs.listeners import After, Before, Listener, Listeners, plain
 from dibs.portal import Portal
 from dibs.retry import Backoff
@@ -131,11 +131,9 @@ class Dibs:
         def declare(handler: Callable[..., Any]) -> TaskFunction[..., Any]:
             if isinstance(handler, TaskFunction):  # of another app, or a second name
                 handler = handler.handler
-            is_async = inspect.iscoroutinefunction(handler)
+            is_async = _is_async(handler)
             policy = Policy(
-                run_in=_run_in(run_in, is_async=is_async),
-                backoff=backoff,
-                fail_on=fail_on if isinstance(fail_on, tuple) else (fail_on,),
+                run_in=_run_in(run_in, is_async=is_async), backoff=_backoff(backoff), fail_on=_exceptions(fail_on)
             )
             kind = AsyncTaskFunction if is_async else TaskFunction
             return self._declare(
@@ -193,6 +191,7 @@ class Dibs:
 
     async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
         """Asks the running loop's store, which is opened at the first question, and again after it broke."""
+        Here.refuse("asks for its store")
         store = await self._store()
         try:
             return await question(store)
@@ -301,6 +300,29 @@ class Dibs:
 def _whence(function: TaskFunction[..., Any]) -> tuple[str, str]:
     handler = function.handler
     return module_of(handler), getattr(handler, "__qualname__", repr(handler))
+
+
+def _is_async(handler: Callable[..., Any]) -> bool:
+    """Whether a handler is a coroutine function. Refuses what returns no value at all."""
+    if not callable(handler):
+        raise InvalidOption(f"@app.task is for functions, not for {type(handler).__name__}")
+    calls = (handler, getattr(handler, "__call__", None))  # noqa: B004 an object may be called by a coroutine function
+    if any(inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call) for call in calls):
+        raise InvalidOption(f"{handler!r} yields instead of returning a result: return a list, or enqueue more tasks")
+    return any(inspect.iscoroutinefunction(call) for call in calls)
+
+
+def _backoff(asked: Backoff | None) -> Backoff | None:
+    if asked is not None and not isinstance(asked, Backoff):
+        raise InvalidOption(f"backoff is {asked!r}: use a Backoff, such as Backoff(kind='fixed', base_s=5)")
+    return asked
+
+
+def _exceptions(asked: Any) -> tuple[type[BaseException], ...]:
+    kinds = asked if isinstance(asked, tuple) else (asked,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidOption(f"fail_on is {asked!r}: use an exception class, or a tuple of them")
+    return kinds
 
 
 def _run_in(asked: RunIn | None, *, is_async: bool) -> RunIn:

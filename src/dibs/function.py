@@ -107,6 +107,8 @@ class TaskFunction(Generic[P, R]):
         self.app = app
         self.handler = handler
         self.command = command
+        if isinstance(aliases, str):
+            raise InvalidOption(f"aliases is {aliases!r}: use a list of names")
         self.aliases = tuple(aliases)
         for alias in self.aliases:
             checks.check_command(alias)

@@ -164,7 +164,13 @@ class Batch(Generic[R]):
     ) -> BatchProgress:
         """Waits until all have ended, however they did, and returns the counts; `TaskUnfinished` after `timeout_s`.
         `on_progress` is told now and then how far it is."""
-        return self._client.run(self.awaited(timeout_s, on_progress))
+        deadline_s = _deadline_s(timeout_s)
+        for chunk in _chunks(self.task_ids):
+            while self._open(chunk):
+                self._client.run(self._look(chunk, deadline_s))
+                if on_progress is not None:
+                    on_progress(self._counts())
+        return self._counts()
 
     async def awaited(
         self, timeout_s: float | None = None, on_progress: Callable[[BatchProgress], object] | None = None
@@ -172,7 +178,10 @@ class Batch(Generic[R]):
         """`wait`, for async code."""
         deadline_s = _deadline_s(timeout_s)
         for chunk in _chunks(self.task_ids):
-            await self._chunk_ended(chunk, deadline_s, on_progress)
+            while self._open(chunk):
+                await self._look(chunk, deadline_s)
+                if on_progress is not None:
+                    on_progress(self._counts())
         return self._counts()
 
     def __await__(self) -> Generator[Any, None, BatchProgress]:
@@ -203,23 +212,21 @@ class Batch(Generic[R]):
             count += sum(outcome.how in ("cancelled", "cancelling") for outcome in outcomes)
         return count
 
-    async def _chunk_ended(
-        self,
-        chunk: Sequence[bytes],
-        deadline_s: float | None,
-        on_progress: Callable[[BatchProgress], object] | None = None,
-    ) -> None:
-        while left := [task_id for task_id in dict.fromkeys(chunk) if task_id not in self._ended]:
-            wait_s = _left_s(deadline_s)
-            self._note(left, await _wait(self._client, self.tenant, left, wait_s))
-            if on_progress is not None:
-                on_progress(self._counts())
-            if wait_s == 0 and any(task_id not in self._ended for task_id in chunk):
-                counts = self._counts()
-                raise TaskUnfinished(f"{counts.total - counts.ended} of {counts.total} tasks have not ended in time")
+    def _open(self, chunk: Sequence[bytes]) -> list[bytes]:
+        return [task_id for task_id in dict.fromkeys(chunk) if task_id not in self._ended]
+
+    async def _look(self, chunk: Sequence[bytes], deadline_s: float | None) -> None:
+        """Waits until some more have ended; raises when the time is over."""
+        wait_s = _left_s(deadline_s)
+        left = self._open(chunk)
+        self._note(left, await _wait(self._client, self.tenant, left, wait_s))
+        if wait_s == 0 and self._open(chunk):
+            counts = self._counts()
+            raise TaskUnfinished(f"{counts.total - counts.ended} of {counts.total} tasks have not ended in time")
 
     async def _values(self, chunk: Sequence[bytes], deadline_s: float | None, errors: bool) -> list[R | Any]:
-        await self._chunk_ended(chunk, deadline_s)
+        while self._open(chunk):
+            await self._look(chunk, deadline_s)
         tasks = await _get(self._client, self.tenant, chunk)
         values: list[R | Any] = []
         for task_id, task in zip(chunk, tasks, strict=True):

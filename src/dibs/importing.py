@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dibs.errors import AppNotFound, InvalidName
+from dibs.errors import AppNotFound, InvalidName, InvalidOption
 
 if TYPE_CHECKING:
     from dibs.app import Dibs
@@ -90,5 +91,30 @@ def _import(where: str, name: str) -> Any:
         if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
             raise AppNotFound(f"there is no module {where}, looking from {directory}") from error
         raise AppNotFound(f"{where} cannot be imported: it needs {error.name}, which is not installed") from error
-    except Exception as error:
-        raise AppNotFound(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise AppNotFound(
+            f"{where} cannot be imported: {type(error).__name__}: {error}{_where_it_was_raised(error)}"
+        ) from error
+
+
+def _where_it_was_raised(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if not frame.filename.startswith("<frozen")), None)
+    # A syntax error says it itself, and was raised by the import.
+    return "" if last is None or isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+
+
+class Here:
+    """What kind of process this is. A module that enqueues, or starts a worker, when it is imported would do so again
+    in every process that imports it to run a handler."""
+
+    in_child = False
+    """This process runs handlers for a worker."""
+    importing = False
+    """It is importing the module of one."""
+
+    @classmethod
+    def refuse(cls, what: str) -> None:
+        """Raises where `what` must not happen."""
+        if cls.importing or (cls.in_child and what == "starts a worker"):
+            raise InvalidOption(f'this module {what} when it is imported: guard that by if __name__ == "__main__":')

@@ -101,7 +101,7 @@ class Listeners:
         for hook in self.before:
             try:
                 hook(task)
-            except Exception:
+            except BaseException:
                 log.exception("a hook before task %s raised; the task runs", task.id)
 
     def finish(self, task: CurrentTask, outcome: Outcome) -> Outcome:
@@ -112,7 +112,7 @@ class Listeners:
                 if changed is not None and not isinstance(changed, Outcome):
                     raise TypeError(f"a hook returns an Outcome or None, not {type(changed).__name__}")
                 outcome = changed or outcome
-            except Exception:
+            except BaseException:
                 log.exception("a hook after task %s raised; its outcome stands", task.id)
         return outcome
 

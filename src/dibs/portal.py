@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from dibs.errors import InvalidInput
+from dibs.errors import InvalidInput, StoreClosed
+
+log = logging.getLogger("dibs")
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -46,7 +50,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(call, self.loop)
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ends the loop and its thread; False if the thread did not end in that time."""
+        """Cancels what runs in the loop, ends it and its thread; False if the thread did not end in that time."""
+        self._ending = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -56,7 +61,16 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._ending:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # Somebody's sys.exit() in a task ends a loop; the others that live in it go on.
+                log.exception("something raised out of the event loop of %s; it goes on", self._thread.name)
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 class Portal:
@@ -74,13 +88,19 @@ class Portal:
         if threading.get_ident() == thread.ident:
             call.close()
             raise InvalidInput("this runs in the loop that would have to answer: use the async form and await it")
-        return thread.submit(call)
+        with self._lock:
+            # Not into a loop that `stop` has just ended.
+            return (self._thread or self._start()).submit(call)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a call and waits for it. An interrupted wait cancels the call."""
         future = self.submit(call)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise StoreClosed(
+                "the app was closed before this call was answered: it may or may not have been done"
+            ) from None
         except BaseException:
             future.cancel()
             raise
@@ -100,8 +120,11 @@ class Portal:
         if self._pid != os.getpid():
             # Threads do not survive a fork, and a lock that somebody held stays locked.
             self._pid, self._lock, self._thread = os.getpid(), threading.Lock(), None
-        thread = self._thread
-        if thread is None:
+        if self._thread is None:
             with self._lock:
-                thread = self._thread = self._thread or LoopThread(self._name)
-        return thread
+                return self._thread or self._start()
+        return self._thread
+
+    def _start(self) -> LoopThread:
+        self._thread = LoopThread(self._name)
+        return self._thread

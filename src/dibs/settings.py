@@ -32,6 +32,8 @@ from dibs.errors import InvalidName, SettingsError
 Durability = Literal["sync", "relaxed"]
 
 _PREFIX: Final = "DIBS_"
+# What Kubernetes puts into every container of a namespace that has a service named dibs.
+_SERVICE_LINK: Final = re.compile(r"DIBS_(SERVICE_(HOST|PORT\w*)|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +149,7 @@ def _from_environment(env: Mapping[str, str]) -> _Place:
     names = {field.variable: field.name for field in FIELDS}
     found: _Place = {}
     for variable, raw in env.items():
-        if variable.startswith(_PREFIX):
+        if variable.startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(variable):
             _check_known(variable, list(names), "environment")
             found[names[variable]] = (raw, f"environment {variable}")
     return found

@@ -368,3 +368,18 @@ def test_an_app_works_after_a_fork(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", FORKING, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
+def test_progress_is_told_in_the_callers_thread(url: str) -> None:
+    """`on_progress` may ask the app, and may raise."""
+    app = Dibs(url)
+    work = app.task(name="work")(lambda value: value)
+    batch = work.map(range(3))
+    app.drain()
+    seen: list[tuple[int, int, str]] = []
+    batch.wait(30, lambda counts: seen.append((threading.get_ident(), counts.ended, batch[0].status())))
+    assert seen[-1] == (threading.get_ident(), 3, "COMPLETED")
+    again = work.map(range(3))
+    with pytest.raises(SystemExit):
+        again.wait(0.5, lambda _: sys.exit("enough"))
+    app.close()

@@ -327,3 +327,18 @@ class TestTable:
         assert field.flag == "--" + field.name.replace("_", "-")
         read = {row.name: row for row in resolve({}, {field.variable: str(field.default)}, project)}[field.name]
         assert (read.value, read.origin) == (field.default, f"environment {field.variable}")
+
+
+def test_links_to_a_service_of_that_name_are_not_settings() -> None:
+    """Kubernetes sets such variables in every container beside a service named dibs; a typing error is still told."""
+    links = {
+        "DIBS_SERVICE_HOST": "10.0.0.1",
+        "DIBS_SERVICE_PORT": "80",
+        "DIBS_SERVICE_PORT_HTTP": "80",
+        "DIBS_PORT": "tcp://10.0.0.1:80",
+        "DIBS_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "DIBS_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(env=links, cwd=Path("/")) == Settings()
+    with pytest.raises(SettingsError, match="DIBS_PROT"):
+        load(env={"DIBS_PROT": "x"}, cwd=Path("/"))

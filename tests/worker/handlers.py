@@ -97,3 +97,13 @@ def terminated_child() -> int:
 def change(task: Any, outcome: Outcome) -> Outcome | None:
     """Changes one result."""
     return Outcome("changed") if task.command.endswith("hooked") else None
+
+
+@app.task(run_in="process", backoff=NOW)
+def leaves_a_child(seconds: float) -> None:
+    """Starts a process that inherits everything, and dies."""
+    if os.fork() == 0:
+        # It ends by itself, or with what is left of its group.
+        time.sleep(min(seconds, 5))
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -369,3 +369,39 @@ async def test_a_worker_names_itself_in_the_journal(shop: Shop) -> None:
     assert shop.worker("--drain", "--name", "me").ended() == 0
     async with shop.app() as app:
         assert [event.worker for event in await journal(app) if event.kind is EventKind.CLAIMED] == ["me"]
+
+
+async def test_a_thread_that_a_handler_started_does_not_keep_a_worker(shop: Shop) -> None:
+    """asyncio.to_thread gives work to threads that the interpreter waits for: a worker that was told to stop does
+    not."""
+    shop.write(
+        """
+@app.task(name="waits")
+async def waits():
+    (HERE / "started").touch()
+    await asyncio.to_thread(time.sleep, 300)
+"""
+    )
+    async with shop.app() as other:
+        await other.task(name="waits")(lambda: None).aenqueue()
+        worker = shop.worker("--grace", "100ms")
+        until((shop.directory / "started").exists)
+        worker.signal(signal.SIGTERM)
+        assert worker.ended() == 0, worker.output
+
+
+def test_flags_of_a_supervisor(shop: Shop) -> None:
+    """What the supervisor adds stands before a bare --, and a worker has at least one process."""
+    shop.write("@app.task(name='work')\ndef work() -> None: ...")
+    running = shop.start("-m", "dibs", "worker", "--drain", "--processes", "2", "--", "shop:app")
+    assert running.ended() == 0, running.output
+    assert shop.worker("--processes", "0").ended() == 2
+
+
+def test_an_import_that_fails_says_where(shop: Shop) -> None:
+    """The line that raised is named, also if it raised SystemExit."""
+    shop.write("import sys\n\nsys.exit('not today')\n")
+    worker = shop.worker()
+    assert worker.ended() == 2
+    assert "SystemExit: not today" in worker.output
+    assert "shop.py, line" in worker.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -328,3 +329,39 @@ async def test_the_error_of_a_hooked_handler_is_still_the_handlers(app: Dibs) ->
         await handle
     assert "in body" in caught.value.remote_traceback
     assert "listeners.py" not in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_hook_that_exits_changes_nothing(app: Dibs, when: str) -> None:
+    """Not even sys.exit() in a hook costs a task its outcome, or the worker its slot."""
+    getattr(app, when)(lambda *_: sys.exit("no"))
+
+    @app.task(name="fine")
+    def fine() -> str:
+        return "fine"
+
+    handle = await fine.aenqueue()
+    assert await drained(app) == Summary(completed=1)
+    assert await handle == "fine"
+
+
+async def test_a_task_beside_a_handler_that_exits_does_not_end_the_loop(app: Dibs) -> None:
+    """sys.exit() in a task that a handler started raises out of the event loop; the loop goes on with the others."""
+
+    async def sub() -> None:
+        sys.exit("no")
+
+    @app.task(name="spawns", max_attempts=1)
+    async def spawns() -> None:
+        await asyncio.gather(sub(), asyncio.sleep(0.01))
+
+    @app.task(name="other")
+    async def other() -> str:
+        return "fine"
+
+    first, second = await spawns.aenqueue(), await other.options(delay_s=0).aenqueue()
+    summary = await drained(app, concurrency=1)
+    assert (summary.completed, summary.failed) == (1, 1)
+    assert await second == "fine"
+    with pytest.raises(TaskFailed):
+        await first

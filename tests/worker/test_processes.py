@@ -196,5 +196,35 @@ async def test_a_module_that_starts_a_worker_does_not_multiply(shop: Shop, tmp_p
         handle = await other.task(name="work", max_attempts=1)(lambda value: value).aenqueue(1)
         worker = shop.worker("--drain")
         assert worker.ended() == 0, worker.output
-        with pytest.raises(TaskFailed, match="guard it by if __name__"):
+        with pytest.raises(TaskFailed, match="guard that by if __name__"):
             await handle.awaited(5)
+
+
+MULTIPLIES = """
+@app.task(name="work", run_in="process", max_attempts=3)
+def work(value: int) -> int:
+    return value
+
+work.enqueue(1)
+"""
+
+
+async def test_a_module_that_enqueues_when_it_is_imported_does_not_multiply(shop: Shop) -> None:
+    """Imported to run a handler it would enqueue again, and again for each of those: it is refused, once for all."""
+    shop.write(MULTIPLIES)
+    worker = shop.worker("--drain")
+    assert worker.ended() == 0, worker.output
+    async with shop.app() as other:
+        page = await other.ask(lambda store: store.list("default"))
+    [task] = page.tasks
+    assert (task.status, task.attempts) == (Status.FAILED, 1)
+    assert task.error is not None
+    assert "guard that by if __name__" in task.error.message
+
+
+async def test_a_process_that_dies_is_noticed_although_what_it_started_lives() -> None:
+    """A program that the handler started may hold the pipe open; the death of the handler's process is what counts."""
+    handle = await handlers.leaves_a_child.options(max_attempts=1).aenqueue(LIMIT_S)
+    assert await drained(app) == Summary(failed=1)
+    with pytest.raises(TaskFailed, match="SIGKILL"):
+        await handle

@@ -165,7 +165,7 @@ def test_every_sharer_needs_a_slot(url: str) -> None:
     app = Dibs(url)
     declare(app, "loop", print)
     worker = Worker(app, WorkerOptions(concurrency=1, tenants=("a", "b")))
-    with pytest.raises(InvalidOption, match="each needs one"):
+    with pytest.raises(InvalidOption, match="each needs a slot"):
         asyncio.run(worker.run())
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from dibs.worker.supervisor import Supervisor
 T = TypeVar("T")
 
 USUAL = WorkerOptions()
+END_S = 3.0
 
 EXAMPLES = """
 dibs worker shop.tasks:app
@@ -44,7 +46,13 @@ dibs worker shop/tasks.py:app --reload
 @click.option("--concurrency", type=int, default=USUAL.concurrency, show_default=True, help="Async handlers at once.")
 @click.option("--threads", type=int, default=USUAL.threads, show_default=True, help="Plain handlers at once.")
 @click.option("--pool", type=int, default=USUAL.pool, show_default=True, help='Handlers with run_in="process" at once.')
-@click.option("--processes", type=int, default=1, show_default=True, help="Worker processes, each with all of that.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Worker processes, each with all of that.",
+)
 @click.option("--drain", is_flag=True, help="End when nothing is left to claim; what is delayed stays.")
 @click.option("--reload", is_flag=True, help="Restart when a Python file below the working directory changes.")
 @click.option("--grace", type=DURATION, default=USUAL.grace_s, help="How long tasks may end after SIGTERM.  [30s]")
@@ -54,6 +62,7 @@ dibs worker shop/tasks.py:app --reload
 @click.option("--quiet", "-q", is_flag=True, help="Log only what is wrong.")
 @click.option("--supervised", is_flag=True, hidden=True)
 @click.option("--supervisor", type=int, metavar="PID", hidden=True)
+@click.option("--restarted", is_flag=True, hidden=True)
 @pass_session
 def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
     """Run the tasks of an app.
@@ -75,10 +84,7 @@ def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
     _collect_less()
     summary = _with_signals(one.run, one.stop)
     _tell(summary, as_json=session.json, quiet=options["quiet"])
-    if one.left_behind:
-        # The interpreter would wait for their threads.
-        sys.stdout.flush()
-        os._exit(Exit.OK)
+    _end_soon()
 
 
 def _import(session: Session, names: Sequence[str]) -> list[Dibs]:
@@ -106,6 +112,7 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
             grace_s=options["grace"],
             give_up_s=options["give_up"],
             drain=options["drain"],
+            create=not options["restarted"],
         ),
     )
 
@@ -113,9 +120,12 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
 def _supervise(count: int, *, reload: bool) -> int:
     """Runs this very command again, in processes of their own."""
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
-    arguments += ["--processes", "1", "--supervised", "--supervisor", str(os.getpid())]
+    # Flags end where a bare -- stands.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments[end:end] = ["--processes", "1", "--supervised", "--supervisor", str(os.getpid())]
     command = [sys.executable, "-m", "dibs", *arguments]
-    supervisor = Supervisor(command, count, watch=[Path.cwd()] if reload else [])
+    again = [*command[: 3 + end], "--restarted", *command[3 + end :]]
+    supervisor = Supervisor(command, count, again=again, watch=[Path.cwd()] if reload else [])
     return _with_signals(supervisor.run, supervisor.stop)
 
 
@@ -128,6 +138,20 @@ def _with_signals(run: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], 
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main())
+
+
+def _end_soon() -> None:
+    """The interpreter waits for threads at its end, such as those of ``asyncio.to_thread``: a handler that was given up
+    must not keep the process."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(Exit.OK)
+
+    timer = threading.Timer(END_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _collect_less() -> None:

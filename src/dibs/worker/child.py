@@ -21,10 +21,11 @@ from msgspec import Struct
 
 from dibs.app import Dibs
 from dibs.context import CurrentTask
-from dibs.errors import AppNotFound
+from dibs.errors import AppNotFound, InvalidInput
 from dibs.function import TaskFunction
+from dibs.importing import Here
 from dibs.task import Kind, Lease, Progress
-from dibs.worker.parent import Here, die_with_parent
+from dibs.worker.parent import die_with_parent
 from dibs.worker.running import Ended, error_info, run_async, run_sync
 
 PROGRESS_EVERY_S = 0.5
@@ -41,9 +42,10 @@ class Order(Struct, frozen=True, array_like=True):
 class Told(Struct, frozen=True, array_like=True):
     """What a child says: progress on the way, `ended` at last."""
 
+    id: bytes
+    """Of the task it is about."""
     progress: Progress | None = None
     ended: Ended | None = None
-    beat: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +61,8 @@ def frame(message: Order | Told) -> bytes:
 
 def main() -> None:
     """Serves the worker until it closes the pipe."""
-    die_with_parent(signal.SIGKILL)
+    if not die_with_parent(signal.SIGKILL, int(sys.argv[1])):
+        return
     Here.in_child = True
     for one in (signal.SIGINT, signal.SIGTERM):
         # The worker decides what they mean, also where they reach the whole group. Not SIG_IGN, which the processes
@@ -67,16 +70,22 @@ def main() -> None:
         signal.signal(one, lambda *_: None)
     with contextlib.suppress(EOFError, BrokenPipeError), _own_input() as orders, _own_output() as answers:
         while True:
-            _send(answers, Told(ended=_run(_receive(orders), answers)))
+            order = _receive(orders)
+            _send(answers, Told(order.lease.id, ended=_run(order, answers)))
 
 
 def _run(order: Order, answers: BinaryIO) -> Ended:
     sys.path[:0] = [path for path in order.path if path not in sys.path]
     task = _Task(order.lease, answers)
+    Here.importing = True
     try:
         function = find(order.module, order.lease.command)
-    except Exception as error:  # noqa: BLE001 an import can raise anything, and the task must be told
+    except InvalidInput as error:
+        return Ended(kind=Kind.FAIL, error=error_info(error))
+    except BaseException as error:  # noqa: BLE001 an import can raise anything, and the task must be told
         return Ended(kind=Kind.RETRY, error=error_info(error))
+    finally:
+        Here.importing = False
     if inspect.iscoroutinefunction(function.handler):
         return asyncio.run(run_async(function, task))
     return run_sync(function, task)
@@ -106,7 +115,7 @@ class _Task(CurrentTask):
         now_s = time.monotonic()
         if progress is None or now_s >= self._next_s:
             self._next_s = now_s + PROGRESS_EVERY_S
-            _send(self._answers, Told(progress=progress, beat=True))
+            _send(self._answers, Told(self.lease.id, progress=progress))
 
 
 def _own_input() -> BinaryIO:

@@ -25,13 +25,13 @@ class Link:
     """Asks the store, and asks again when it does not answer: with growing pauses, saying so, and in the end giving
     up. What it repeats is safe to repeat."""
 
-    def __init__(self, app: Dibs, give_up_s: float) -> None:
+    def __init__(self, app: Dibs, give_up_s: float, *, create: bool = True) -> None:
         self.app = app
         self._give_up_s = give_up_s
         self._store: Store | None = None
         self._opening = asyncio.Lock()
-        self._opened = False
-        """A store that was there and is not any more was removed: an empty one in its place would hide that."""
+        self._create = create
+        """Once. A store that was there and is not any more was removed: an empty one in its place would hide that."""
 
     async def ask(self, question: Callable[[Store], Awaitable[T]]) -> T:
         """Returns the answer. Raises what the store raised once this question has not been answered for so long,
@@ -57,8 +57,8 @@ class Link:
         if self._store is None:
             async with self._opening:
                 if self._store is None:
-                    self._store = await self.app.open(create=not self._opened)
-                    self._opened = True
+                    self._store = await self.app.open(create=self._create)
+                    self._create = False
         return self._store
 
     async def _let_go(self, store: Store | None) -> None:

@@ -10,13 +10,6 @@ import signal
 _PR_SET_PDEATHSIG = 1
 
 
-class Here:
-    """What kind of process this is. A module that starts a worker when it is imported must not start one in the
-    processes that run handlers, and that one its own."""
-
-    in_child = False
-
-
 def signal_name(number: int) -> str:
     """What a signal is called; some have only a number."""
     try:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from dibs.importing import module_of
 from dibs.task import ErrorInfo, Kind
-from dibs.worker.child import Order, decode_told, frame
+from dibs.worker.child import Order, Told, decode_told, frame
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane, Report
 from dibs.worker.parent import signal_name
@@ -21,6 +24,7 @@ log = logging.getLogger("dibs.worker")
 
 PROCESS_DIED = "ProcessDied"
 CLOSE_S = 2.0
+LAST_WORDS_S = 0.5
 CHILD = "from dibs.worker.child import main; main()"
 
 
@@ -47,7 +51,7 @@ class ProcessLane(Lane):
             child = await self._child()
             job.handle = child
             if job.why is not None:
-                child.kill()
+                _kill(child)
             ended = await self._converse(child, job)
             job.handle = None
             self._idle.append(child)
@@ -64,7 +68,10 @@ class ProcessLane(Lane):
             if child.returncode is None:
                 return child
         self._children = {child for child in self._children if child.returncode is None}
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdin=PIPE, stdout=PIPE)
+        # A session of its own, so that what a handler starts can be killed with it.
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", CHILD, str(os.getpid())), stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
         self._children.add(child)
         return child
 
@@ -74,8 +81,9 @@ class ProcessLane(Lane):
         child.stdin.write(frame(Order(module_of(job.function.handler), sys.path, job.lease)))
         await child.stdin.drain()
         while True:
-            size = int.from_bytes(await child.stdout.readexactly(4), "big")
-            told = decode_told(await child.stdout.readexactly(size))
+            told = await _unless_it_dies(child, _receive(child.stdout))
+            if told.id != job.lease.id:
+                continue  # a thread that an earlier handler left behind
             if told.ended is not None:
                 return told.ended
             job.tell(told.progress)
@@ -98,10 +106,33 @@ class ProcessLane(Lane):
             _kill(child)
 
 
+async def _receive(answers: asyncio.StreamReader) -> Told:
+    size = int.from_bytes(await answers.readexactly(4), "big")
+    return decode_told(await answers.readexactly(size))
+
+
+async def _unless_it_dies(child: Process, receiving: Coroutine[Any, Any, Told]) -> Told:
+    """Returns what is received. A child that died says nothing more, but a process that it had started may keep its end
+    of the pipe open."""
+    answer = asyncio.ensure_future(receiving)
+    death = asyncio.ensure_future(child.wait())
+    try:
+        await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            await asyncio.wait({answer}, timeout=LAST_WORDS_S)
+        if not answer.done():
+            raise BrokenPipeError("the process ended without an answer")
+        return answer.result()
+    finally:
+        answer.cancel()
+        death.cancel()
+
+
 def _kill(child: Process | None) -> None:
+    """Kills a child, and what it has started."""
     if child is not None and child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 async def _died(child: Process | None, error: Exception) -> Ended:

@@ -81,7 +81,7 @@ def _told(function: Function, task: CurrentTask, outcome: Outcome) -> Ended:
         if outcome.error is None:
             return _completed(task.lease.codec, outcome)
         return _raised(function, outcome.error)
-    except Exception as error:  # noqa: BLE001 a task that nobody hears of again would keep its slot for ever
+    except BaseException as error:  # noqa: BLE001 a task that nobody hears of again would keep its slot for ever
         return Ended(kind=Kind.RETRY, error=error_info(error))
 
 
@@ -117,7 +117,7 @@ def error_info(error: BaseException) -> ErrorInfo:
     try:
         message = str(error)
         text = "".join(traceback.format_exception(kind, error, frames))
-    except Exception as broken:  # noqa: BLE001 an error that cannot even be shown must not cost the task its outcome
+    except BaseException as broken:  # noqa: BLE001 an error that cannot even be shown must not cost the task its outcome
         message, text = f"(cannot be shown: {type(broken).__name__})", ""
     return ErrorInfo(
         _storable(name[:200]), _storable(message[:MESSAGE_MAX_CHARS]), _storable(text[-TRACEBACK_MAX_CHARS:])

@@ -25,8 +25,12 @@ RESTART_PAUSE_S = 1.0
 class Supervisor:
     """Keeps `count` processes of one command running until it is told to stop, or they end well by themselves."""
 
-    def __init__(self, command: Sequence[str], count: int, *, watch: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, command: Sequence[str], count: int, *, again: Sequence[str] | None = None, watch: Sequence[Path] = ()
+    ) -> None:
+        """`again`: the command that takes the place of one that had run for a while."""
         self._command = command
+        self._again = again or command
         self._count = count
         self._watch = watch
         self._children: set[Process] = set()
@@ -54,17 +58,20 @@ class Supervisor:
 
     async def _keep(self) -> None:
         """One place: a process, and the next one when it dies."""
+        command = self._command
         while not self._stopping.is_set():
             started_s = time.monotonic()
             # A session of its own: an interrupt at the terminal reaches the supervisor alone, which passes it on once.
-            child = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
+            child = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             self._children.add(child)
             if self._stopping.is_set():  # while it was being started
                 self._signal(signal.SIGTERM)
             status = await child.wait()
             self._children.discard(child)
-            if self._over(status, time.monotonic() - started_s):
+            lasted_s = time.monotonic() - started_s
+            if self._over(status, lasted_s):
                 return
+            command = self._again if lasted_s >= TOO_SOON_S else command
             await self._pause(failed=status > 0)
 
     async def _pause(self, *, failed: bool) -> None:

@@ -19,13 +19,13 @@ from dibs.checks import COMMANDS_MAX, check_label, check_number, check_tenant, c
 from dibs.errors import InvalidOption
 from dibs.function import RunIn
 from dibs.ids import id_to_text
+from dibs.importing import Here
 from dibs.listeners import Happening, TaskEvent
 from dibs.task import ErrorInfo, Kind, Reason
 from dibs.worker.claiming import Claimer
 from dibs.worker.jobs import Job, Why
 from dibs.worker.lanes import Lane, LoopLane, ThreadLane
 from dibs.worker.link import Link
-from dibs.worker.parent import Here
 from dibs.worker.processes import ProcessLane
 from dibs.worker.running import Ended
 from dibs.worker.settling import Settler
@@ -38,6 +38,7 @@ STOP_PATIENCE_S = 5.0
 """How long a handler that was cancelled may take to clean up before its task is settled without it."""
 
 DRAIN_LOOK_S = 0.2
+GIVE_BACK_S = STOP_PATIENCE_S + 2.0
 LISTENERS_S = 5.0
 """How long listeners may take to hear what is left when the worker ends."""
 
@@ -65,6 +66,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """How long a store may stay silent before the worker ends with an error."""
     drain: bool = False
     """End when nothing is left to claim."""
+    create: bool = True
+    """Make a store that does not exist yet."""
 
     def __post_init__(self) -> None:
         check_whole("concurrency", self.concurrency, 1, 10_000)
@@ -112,17 +115,14 @@ class Worker:
         self._hurry = asyncio.Event()
         self._quiet = asyncio.Event()
         self._voice: Voice | None = None
-        if Here.in_child:
-            raise InvalidOption(
-                'this module starts a worker when it is imported: guard it by if __name__ == "__main__":'
-            )
+        Here.refuse("starts a worker")
         _check_functions(self.apps, self.options.commands)
 
     # --------------------------------------------------------------------------------------------------------- its life
 
     async def run(self) -> Summary:
         """Works until `stop` is called, or until nothing is left if it drains. Raises what keeps it from working."""
-        links = [Link(app, self.options.give_up_s) for app in self.apps]
+        links = [Link(app, self.options.give_up_s, create=self.options.create) for app in self.apps]
         registrars: list[Registrar] = []
         background: list[asyncio.Task[None]] = []
         claiming: list[asyncio.Task[None]] = []
@@ -134,6 +134,10 @@ class Worker:
             await self._until_stopped(background, claiming)
             await _cancelled(claiming)
             await self._drain_jobs(background)
+        except Exception:
+            await _cancelled(claiming)
+            await self._give_back()
+            raise
         finally:
             await _cancelled([*claiming, *background])
             await self._leave(links, registrars)
@@ -190,8 +194,8 @@ class Worker:
         for lane, sharing in sharers.items():
             if sharing > lane.slots.count:
                 raise InvalidOption(
-                    f"{sharing} tenants or apps share {lane.slots.count} slots for handlers in a {lane.name}: "
-                    "each needs one, so give the worker more"
+                    f"{sharing} claims share {lane.slots.count} slots for handlers in a {lane.name}. There is one for "
+                    f"each app, tenant and {COMMANDS_MAX} commands, and each needs a slot: give the worker more"
                 )
         if self.options.drain:
             return _started(self._drain_queues())
@@ -248,6 +252,13 @@ class Worker:
         for task in background:
             if task.done():
                 task.result()
+
+    async def _give_back(self) -> None:
+        """A part of the worker failed: what still runs is given back, if that can be done soon."""
+        for job in list(self._jobs.values()):
+            self._stop_job(job, Why.SHUTDOWN)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._until_quiet(jobs_too=False), GIVE_BACK_S)
 
     async def _until_quiet(self, *, jobs_too: bool) -> None:
         while True:
