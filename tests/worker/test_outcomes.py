@@ -233,7 +233,8 @@ async def test_odd_exceptions_are_retried_like_others(app: Dibs, lane: str, erro
     def body(_: Any) -> None:
         raise error
 
-    handle = await declare(app, lane, body).aenqueue()
+    minute = Backoff(kind="fixed", base_s=60, jitter="none")
+    handle = await declare(app, lane, body, backoff=minute).aenqueue()
     assert await drained(app) == Summary(retried=1)
     task = await handle.atask()
     assert task.status is Status.PENDING
