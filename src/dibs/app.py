@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from dibs.checks import check_id, check_tenant
 from dibs.clock import Clock
 from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
 from dibs.function import AsyncTaskFunction, CallOptions, Policy, RunIn, TaskFunction
@@ -177,7 +178,10 @@ class Dibs:
     def handle(self, task_id: str | bytes, tenant: str | None = None) -> Handle[Any]:
         """Returns the handle of a task that was enqueued somewhere else."""
         key = id_from_text(task_id) if isinstance(task_id, str) else task_id
-        return Handle(self, tenant or self.tenant, key, self._decode_any)
+        check_id(key)
+        whose = self.tenant if tenant is None else tenant
+        check_tenant(whose)
+        return Handle(self, whose, key, self._decode_any)
 
     def _decode_any(self, data: bytes, codec_name: str) -> Any:
         from dibs import codec
@@ -212,6 +216,10 @@ class Dibs:
     def _begin(self) -> None:
         if not self._portal.started():
             atexit.register(self.close)
+
+    def answer(self, future: Future[T]) -> T:
+        """Waits for a call that was started."""
+        return self._portal.answer(future)
 
     async def _store(self) -> Store:
         loop = asyncio.get_running_loop()
@@ -269,7 +277,8 @@ class Dibs:
         """Lets go of everything that plain code opened; the next call opens it again."""
         if self._portal.started():
             atexit.unregister(self.close)
-            self._portal.run(self.aclose())
+            with contextlib.suppress(StoreClosed):  # by another thread, at the same time
+                self._portal.run(self.aclose())
             self._portal.stop()
 
     async def aclose(self) -> None:

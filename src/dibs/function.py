@@ -238,7 +238,7 @@ class TaskFunction(Generic[P, R]):
     def _add_first(self, batch: Batch[R], in_flight: deque[tuple[Sequence[NewTask], Future[list[Outcome]]]]) -> None:
         chunk, future = in_flight[0]
         try:
-            outcomes = future.result()
+            outcomes = self.app.answer(future)
         finally:
             if future.done():
                 in_flight.popleft()
@@ -269,7 +269,8 @@ class TaskFunction(Generic[P, R]):
     def _set_options(self, options: CallOptions) -> None:
         self._options = options
         self._fixed = new_task_fields(options)
-        self.tenant: str = options.get("tenant") or self.app.tenant
+        tenant = options.get("tenant")
+        self.tenant: str = self.app.tenant if tenant is None else tenant
         checks.check_tenant(self.tenant)
         checks.check_new_task(self.tenant, NewTask(command=self.command, **self._fixed), checks.Limits())
 

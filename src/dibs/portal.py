@@ -94,7 +94,10 @@ class Portal:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a call and waits for it. An interrupted wait cancels the call."""
-        future = self.submit(call)
+        return self.answer(self.submit(call))
+
+    def answer(self, future: concurrent.futures.Future[T]) -> T:
+        """Waits for a call that was started."""
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -513,3 +514,18 @@ def test_a_close_tells_who_still_waits(url: str) -> None:
     waiting.join(30)
     assert not waiting.is_alive()
     assert "closed" in str(told[0])
+
+
+def test_loops_of_many_threads_come_and_go(url: str) -> None:
+    """Threads that each run one event loop after the other find the lanes of ended loops at the same time."""
+    app = Dibs(url)
+    work = app.task(name="work")(lambda value: value)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            done = [pool.submit(lambda: asyncio.run(work.aenqueue(1))) for _ in range(60)]
+            assert len({one.result().id for one in done}) == 60
+    finally:
+        sys.setswitchinterval(before)
+        close_all(app)

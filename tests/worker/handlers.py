@@ -107,3 +107,10 @@ def leaves_a_child(seconds: float) -> None:
         time.sleep(min(seconds, 5))
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(run_in="process", backoff=NOW)
+def odd_progress() -> str:
+    """Tells progress with a note that UTF-8 cannot carry."""
+    current().progress(1, 2, "caf\udce9")
+    return "done"

@@ -405,3 +405,36 @@ def test_an_import_that_fails_says_where(shop: Shop) -> None:
     assert worker.ended() == 2
     assert "SystemExit: not today" in worker.output
     assert "shop.py, line" in worker.output
+
+
+async def test_a_worker_that_fails_ends_although_a_thread_does_not(shop: Shop) -> None:
+    """Also on its way out with an error it waits for no thread that a handler left behind."""
+    shop.write(
+        """
+@app.task(name="waits")
+async def waits():
+    (HERE / "started").touch()
+    await asyncio.to_thread(time.sleep, 300)
+"""
+    )
+    async with shop.app() as other:
+        await other.task(name="waits")(lambda: None).aenqueue()
+    worker = shop.worker("--give-up", "1s")
+    until((shop.directory / "started").exists)
+    (shop.directory / "store").rename(shop.directory / "moved")
+    assert worker.ended() == 3, worker.output
+
+
+async def test_a_worker_that_somebody_else_stops_is_replaced(shop: Shop) -> None:
+    """A supervisor keeps its number of workers, unless they end because nothing is left to do."""
+    shop.write("@app.task(name='who')\ndef who() -> int: return os.getpid()")
+    supervisor = shop.worker("--processes", "2", "--quiet")
+    async with shop.app() as other:
+        who = other.task(name="who")(lambda: 0)
+        first = await who.acall(timeout_s=30)
+        psutil.Process(first).terminate()
+        psutil.Process(first).wait(30)
+        until(lambda: len(psutil.Process(supervisor.pid).children()) == 2)
+        assert await who.acall(timeout_s=30) != first
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ended() == 0

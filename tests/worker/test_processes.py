@@ -228,3 +228,28 @@ async def test_a_process_that_dies_is_noticed_although_what_it_started_lives() -
     assert await drained(app) == Summary(failed=1)
     with pytest.raises(TaskFailed, match="SIGKILL"):
         await handle
+
+
+@pytest.mark.parametrize("lane", ["process", "thread", "loop"])
+async def test_a_handler_that_forks_comes_back_once(shop: Shop, lane: str) -> None:
+    """The copy of the process that returns from the handler ends there: it is no second worker."""
+    kind = "async def" if lane == "loop" else "def"
+    shop.write(
+        f'''
+@app.task(name="forks", run_in="{lane}")
+{kind} forks() -> int:
+    return 1 if os.fork() else 2
+'''
+    )
+    async with shop.app() as other:
+        batch = [await other.task(name="forks")(lambda: 0).aenqueue() for _ in range(4)]
+        worker = shop.worker("--drain", "--pool", "1", "--concurrency", "1", "--threads", "1")
+        assert worker.ended() == 0, worker.output
+        assert [await one.awaited(5) for one in batch] == [1, 1, 1, 1]
+
+
+async def test_progress_that_cannot_be_written_costs_nothing() -> None:
+    """A note that is no text is not told; the handler goes on."""
+    handle = await handlers.odd_progress.aenqueue()
+    assert await drained(app) == Summary(completed=1)
+    assert await handle == "done"

@@ -12,7 +12,7 @@ import pytest
 from dibs import Dibs
 from dibs.clock import ManualClock
 from dibs.errors import InvalidOption
-from dibs.task import Event, EventKind, QueueConfig
+from dibs.task import Event, EventKind, QueueConfig, Status
 from dibs.worker import Summary, Worker, WorkerOptions
 from tests.worker.steps import LIMIT_S, declare, drained, eventually, journal, working
 
@@ -297,3 +297,22 @@ async def test_timers_of_ended_tasks_are_gone(app: Dibs) -> None:
     await asyncio.sleep(0)
     waiting = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
     assert len([one for one in waiting if one.when() > loop.time() + 3600]) == 0
+
+
+async def test_a_worker_that_is_cancelled_gives_back(app: Dibs) -> None:
+    """Cancelling `run`, as Ctrl-C does in a program that holds a worker, returns what it held with its attempt."""
+    started = threading.Event()
+
+    @app.task(name="slow")
+    async def slow() -> None:
+        started.set()
+        await asyncio.sleep(LIMIT_S)
+
+    handle = await slow.aenqueue()
+    running = asyncio.ensure_future(Worker(app, WorkerOptions()).run())
+    await eventually(started.is_set)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    task = await handle.atask()
+    assert (task.status, task.attempts) == (Status.PENDING, 0)

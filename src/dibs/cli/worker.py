@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -18,7 +19,7 @@ import msgspec
 
 from dibs.app import Dibs
 from dibs.cli.context import DURATION, Command, Session, pass_session
-from dibs.cli.errors import Exit
+from dibs.cli.errors import Exit, exit_code_of
 from dibs.importing import import_app
 from dibs.portal import new_event_loop
 from dibs.settings import mask
@@ -77,14 +78,18 @@ def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
         if not die_with_parent(signal.SIGTERM, options["supervisor"]):
             return
     elif options["processes"] > 1 or options["reload"]:
-        sys.exit(_supervise(options["processes"], reload=options["reload"]))
+        sys.exit(_supervise(options["processes"], reload=options["reload"], drain=options["drain"]))
     one = _worker(found, options)
     if not options["quiet"] and not options["supervised"]:
         _greet(one)
     _collect_less()
-    summary = _with_signals(one.run, one.stop)
+    try:
+        summary = _with_signals(one.run, one.stop)
+    except BaseException as error:
+        _end_soon(exit_code_of(error))
+        raise
     _tell(summary, as_json=session.json, quiet=options["quiet"])
-    _end_soon()
+    _end_soon(Exit.OK)
 
 
 def _import(session: Session, names: Sequence[str]) -> list[Dibs]:
@@ -117,7 +122,7 @@ def _worker(apps: Sequence[Dibs], options: dict[str, Any]) -> Worker:
     )
 
 
-def _supervise(count: int, *, reload: bool) -> int:
+def _supervise(count: int, *, reload: bool, drain: bool) -> int:
     """Runs this very command again, in processes of their own."""
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
     # Flags end where a bare -- stands.
@@ -125,7 +130,7 @@ def _supervise(count: int, *, reload: bool) -> int:
     arguments[end:end] = ["--processes", "1", "--supervised", "--supervisor", str(os.getpid())]
     command = [sys.executable, "-m", "dibs", *arguments]
     again = [*command[: 3 + end], "--restarted", *command[3 + end :]]
-    supervisor = Supervisor(command, count, again=again, watch=[Path.cwd()] if reload else [])
+    supervisor = Supervisor(command, count, again=again, ends=drain, watch=[Path.cwd()] if reload else [])
     return _with_signals(supervisor.run, supervisor.stop)
 
 
@@ -140,14 +145,15 @@ def _with_signals(run: Callable[[], Coroutine[Any, Any, T]], stop: Callable[[], 
         return runner.run(main())
 
 
-def _end_soon() -> None:
+def _end_soon(status: int) -> None:
     """The interpreter waits for threads at its end, such as those of ``asyncio.to_thread``: a handler that was given up
     must not keep the process."""
 
     def end() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(Exit.OK)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
     timer = threading.Timer(END_S, end)
     timer.daemon = True

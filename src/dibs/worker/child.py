@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ from dibs.importing import Here
 from dibs.task import Kind, Lease, Progress
 from dibs.worker.parent import die_with_parent
 from dibs.worker.running import Ended, error_info, run_async, run_sync
+
+log = logging.getLogger("dibs.worker")
 
 PROGRESS_EVERY_S = 0.5
 
@@ -115,7 +118,10 @@ class _Task(CurrentTask):
         now_s = time.monotonic()
         if progress is None or now_s >= self._next_s:
             self._next_s = now_s + PROGRESS_EVERY_S
-            _send(self._answers, Told(self.lease.id, progress=progress))
+            try:
+                _send(self._answers, Told(self.lease.id, progress=progress))
+            except (ValueError, TypeError) as error:
+                log.warning("task %s: its progress cannot be told: %s", self.id, error)
 
 
 def _own_input() -> BinaryIO:

@@ -23,6 +23,7 @@ class Why(StrEnum):
     LOST = "lease lost"
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
+    BLOCKED = "its loop is blocked"
 
 
 class Job(CurrentTask):

@@ -140,5 +140,7 @@ async def _died(child: Process | None, error: Exception) -> Ended:
     if child is None:
         return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"no process could be started: {error}"))
     code = await child.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)  # what it had started
     how = signal_name(-code) if code < 0 else f"exit status {code}"
     return Ended(kind=Kind.RETRY, error=ErrorInfo(PROCESS_DIED, f"the process of the handler ended with {how}"))

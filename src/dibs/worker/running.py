@@ -6,6 +6,7 @@ outcome of its task and nothing else.
 
 from __future__ import annotations
 
+import os
 import traceback
 from typing import Any
 
@@ -43,18 +44,21 @@ class Ended(Struct, frozen=True, kw_only=True, gc=False):
 async def run_async(function: Function, task: CurrentTask) -> Ended:
     """Runs a coroutine function, in the calling asyncio task."""
     running.set(task)
+    process = os.getpid()
     try:
         call = _read(function, task)
         function.app.listeners.begin(task)
         outcome = Outcome(await function.handler(*call.args, **call.kwargs))
     except BaseException as error:  # noqa: BLE001 whatever it is, it is this task's
         outcome = Outcome(error=error)
+    _end_a_copy(process)
     return _told(function, task, outcome)
 
 
 def run_sync(function: Function, task: CurrentTask) -> Ended:
     """Runs a plain function, in the calling thread."""
     before = running.set(task)
+    process = os.getpid()
     try:
         call = _read(function, task)
         function.app.listeners.begin(task)
@@ -63,7 +67,14 @@ def run_sync(function: Function, task: CurrentTask) -> Ended:
         outcome = Outcome(error=error)
     finally:
         running.reset(before)
+    _end_a_copy(process)
     return _told(function, task, outcome)
+
+
+def _end_a_copy(process: int) -> None:
+    """A handler that forked comes back twice. What comes back in the copy must not go on as a second worker."""
+    if os.getpid() != process:
+        os._exit(0)
 
 
 def _read(function: Function, task: CurrentTask) -> Call:
@@ -100,7 +111,7 @@ def _completed(codec_name: str, outcome: Outcome) -> Ended:
 
 def _raised(function: Function, error: BaseException) -> Ended:
     if isinstance(error, Fail):
-        return Ended(kind=Kind.FAIL, reason=error.reason, error=error_info(error))
+        return Ended(kind=Kind.FAIL, reason=_storable(str(error.reason)), error=error_info(error))
     if isinstance(error, Retry):
         return Ended(kind=Kind.RETRY, delay_s=error.delay_s, error=error_info(error))
     if isinstance(error, function.policy.fail_on):

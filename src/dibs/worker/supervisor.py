@@ -26,12 +26,20 @@ class Supervisor:
     """Keeps `count` processes of one command running until it is told to stop, or they end well by themselves."""
 
     def __init__(
-        self, command: Sequence[str], count: int, *, again: Sequence[str] | None = None, watch: Sequence[Path] = ()
+        self,
+        command: Sequence[str],
+        count: int,
+        *,
+        again: Sequence[str] | None = None,
+        ends: bool = False,
+        watch: Sequence[Path] = (),
     ) -> None:
-        """`again`: the command that takes the place of one that had run for a while."""
+        """`again`: the command that takes the place of one that had run for a while. `ends`: one that ends well has
+        done its work."""
         self._command = command
         self._again = again or command
         self._count = count
+        self._ends = ends
         self._watch = watch
         self._children: set[Process] = set()
         self._stopping = asyncio.Event()
@@ -65,7 +73,7 @@ class Supervisor:
             child = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             self._children.add(child)
             if self._stopping.is_set():  # while it was being started
-                self._signal(signal.SIGTERM)
+                child.send_signal(signal.SIGTERM)
             status = await child.wait()
             self._children.discard(child)
             lasted_s = time.monotonic() - started_s
@@ -86,7 +94,7 @@ class Supervisor:
 
     def _over(self, status: int, lasted_s: float) -> bool:
         """True if the place stays empty."""
-        if self._stopping.is_set() or (status == 0 and not self._watch):
+        if self._stopping.is_set() or (status == 0 and self._ends and not self._watch):
             return True
         if status > 0 and lasted_s < TOO_SOON_S and not self._watch:
             self._status = self._status or status

@@ -55,6 +55,8 @@ class Pulse:
 
     def _responsive(self, job: Job, now_s: float) -> bool:
         blocked_s = job.lane.blocked_s()
+        if blocked_s > job.lease.lease_s / 3 and not job.begun:
+            self._stop(job, Why.BLOCKED)  # others should have it, and it has not cost an attempt
         if blocked_s <= job.lease.lease_s:
             return True
         if now_s >= self._complained_s + job.lease.lease_s and isinstance(job.lane, LoopLane):

@@ -128,13 +128,14 @@ class Worker:
         claiming: list[asyncio.Task[None]] = []
         try:
             for link in links:
-                await link.ask(lambda store: store.sweep())
+                if not await self._answers(link):
+                    return self.summary
                 registrars.append(self._attend(link, background))
             claiming += self._start_claiming()
             await self._until_stopped(background, claiming)
             await _cancelled(claiming)
             await self._drain_jobs(background)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             await _cancelled(claiming)
             await self._give_back()
             raise
@@ -165,6 +166,17 @@ class Worker:
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
+
+    async def _answers(self, link: Link) -> bool:
+        """Returns when the store answers for the first time; False if the worker is to stop before."""
+        first = asyncio.ensure_future(link.ask(lambda store: store.sweep()))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({first, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return first.done() and first.result() is not None
+        finally:
+            first.cancel()
+            stopping.cancel()
 
     def _attend(self, link: Link, background: list[asyncio.Task[None]]) -> Registrar:
         """Starts what one app needs beside the claims."""

@@ -137,7 +137,9 @@ class Engine(abc.ABC):
         lane = self._lanes.get(loop)
         if lane is None:
             for closed in [other for other in list(self._lanes) if other.is_closed()]:
-                self._lanes.pop(closed).disown()
+                gone = self._lanes.pop(closed, None)
+                if gone is not None:  # another thread may have found it too
+                    gone.disown()
             lane = self._lanes[loop] = self._new_lane(loop)
         return lane
 
@@ -152,7 +154,7 @@ class Engine(abc.ABC):
         """Gives up one use; the last one closes the engine."""
         self._users -= 1
         if self._users == 0:
-            for lane in self._lanes.values():
+            for lane in list(self._lanes.values()):
                 lane.close_in_its_loop()
             self._lanes.clear()
             self._close()
