@@ -184,7 +184,8 @@ def _set(session: Session, command: str, verb: str, *, reset: bool = False, **ch
 def workers(session: Session, /) -> int:
     """Show the workers that are alive.
 
-    A worker registers itself and is forgotten when it has not done so for a while. SEEN is how long ago it last did.
+    A worker registers itself and is forgotten when it has not done so for a while. SEEN is how long ago it last did;
+    with --json it also tells which tasks it runs.
     """
     found = session.run(lambda store: store.workers(session.tenant))
     if session.json:

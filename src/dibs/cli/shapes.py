@@ -130,6 +130,7 @@ def worker_shape(worker: WorkerInfo) -> Json:
         "started_at": time_text(worker.started_ms or None),
         "seen_at": time_text(worker.seen_ms),
         "memory_bytes": worker.memory_bytes,
+        "tasks": [id_to_text(task_id) for task_id in worker.tasks],
     }
 
 
