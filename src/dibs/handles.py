@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dibs.checks import WAIT_MAX_S
+from dibs.checks import TTL_MAX_S, WAIT_MAX_S, check_number
 from dibs.errors import DibsError, TaskCancelled, TaskFailed, TaskUnfinished, TaskUnknown
 from dibs.ids import id_to_text
 from dibs.stores.protocol import Store
@@ -305,7 +305,10 @@ def _known(task: Task | None, task_id: bytes) -> Task:
 
 
 def _deadline_s(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
+    if timeout_s is None:
+        return None
+    check_number("timeout_s", timeout_s, 0, TTL_MAX_S)
+    return time.monotonic() + timeout_s
 
 
 def _left_s(deadline_s: float | None) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 from dibs import Dibs, Fail, new_id
 from dibs.clock import ManualClock
-from dibs.errors import TaskCancelled, TaskError, TaskFailed, TaskUnfinished, TaskUnknown
+from dibs.errors import InvalidOption, TaskCancelled, TaskError, TaskFailed, TaskUnfinished, TaskUnknown
 from dibs.function import TaskFunction
 from dibs.handles import BatchProgress
 from dibs.task import Status
@@ -383,3 +383,13 @@ def test_progress_is_told_in_the_callers_thread(url: str) -> None:
     with pytest.raises(SystemExit):
         again.wait(0.5, lambda _: sys.exit("enough"))
     app.close()
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "x", True])
+def test_a_timeout_is_a_number_of_seconds(app: Dibs, timeout_s: Any) -> None:
+    """Anything else is refused at once."""
+    work = app.task(name="work")(lambda value: value)
+    handle, batch = work.enqueue(1), work.map([1])
+    for wait in (handle.wait, batch.wait):
+        with pytest.raises(InvalidOption, match="timeout_s"):
+            wait(timeout_s)
