@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from dibs import codec
 from dibs.checks import check_id, check_tenant
 from dibs.clock import Clock
 from dibs.errors import InvalidOption, StoreClosed, StoreUnavailable
@@ -181,12 +182,7 @@ class Dibs:
         check_id(key)
         whose = self.tenant if tenant is None else tenant
         check_tenant(whose)
-        return Handle(self, whose, key, self._decode_any)
-
-    def _decode_any(self, data: bytes, codec_name: str) -> Any:
-        from dibs import codec
-
-        return codec.decode(data, codec_name)
+        return Handle(self, whose, key, codec.decode)
 
     async def open(self, *, create: bool = True) -> Store:
         """Opens another store of this app's, for the running loop; the caller closes it. Without `create`, one that is

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +19,6 @@ from dibs.errors import (
     InvalidOption,
     PartlyEnqueued,
     PayloadTooLarge,
-    StoreClosed,
     StoreUnavailable,
 )
 from dibs.function import TaskFunction
@@ -459,73 +455,3 @@ def test_loops_that_open_a_store_at_once_have_the_same(url: str, _: int) -> None
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(start, range(4))) == [4] * 4
     close_all(app)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"backoff": 5}, "use a Backoff"),
-        ({"fail_on": [KeyError]}, "use an exception class"),
-        ({"fail_on": KeyError("x")}, "use an exception class"),
-        ({"aliases": "old"}, "use a list of names"),
-    ],
-)
-def test_what_a_declaration_cannot_mean_is_refused(url: str, options: dict[str, Any], says: str) -> None:
-    """A worker that meets it would only fail later."""
-    app = Dibs(url)
-    with pytest.raises(InvalidOption, match=says):
-        app.task(name="work", **options)(lambda: None)
-
-
-def test_what_yields_is_not_a_handler(url: str) -> None:
-    """Generators return no result; things that cannot be called are no functions at all."""
-    app = Dibs(url)
-
-    def numbers() -> Iterator[int]:
-        yield 1
-
-    async def more() -> AsyncIterator[int]:
-        yield 1
-
-    for handler in (numbers, more):
-        with pytest.raises(InvalidOption, match="yields instead of returning"):
-            app.task(name="work")(handler)
-    with pytest.raises(InvalidOption, match="not for int"):
-        app.task(5)  # type: ignore[call-overload]
-
-
-def test_a_close_tells_who_still_waits(url: str) -> None:
-    """A call in another thread is not left waiting for ever when the app is closed under it."""
-    app = Dibs(url)
-    work = app.task(name="work")(lambda: None)
-    handle = work.enqueue()
-    told: list[StoreClosed] = []
-
-    def wait() -> None:
-        try:
-            handle.wait(600)
-        except StoreClosed as error:
-            told.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.2)
-    app.close()
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert "closed" in str(told[0])
-
-
-def test_loops_of_many_threads_come_and_go(url: str) -> None:
-    """Threads that each run one event loop after the other find the lanes of ended loops at the same time."""
-    app = Dibs(url)
-    work = app.task(name="work")(lambda value: value)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(6) as pool:
-            done = [pool.submit(lambda: asyncio.run(work.aenqueue(1))) for _ in range(60)]
-            assert len({one.result().id for one in done}) == 60
-    finally:
-        sys.setswitchinterval(before)
-        close_all(app)

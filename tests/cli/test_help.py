@@ -52,10 +52,13 @@ def test_the_table_says_what_the_command_says(name: str) -> None:
 
 def test_examples_parse() -> None:
     """Every example in a help is a command line that exists, options and all."""
+    parsed = 0
     for command in EVERY.values():
         for line in getattr(command, "examples", "").splitlines():
             for call in re.findall(r"(?<![\w./])dibs ((?:[^|&>#$\"')]|'[^']*'|\"[^\"]*\")+)", line):
                 _parse([*shlex.split(call), *(["01979a3e-5f0c-7a31-9c55-0b8f8e1d2c4a"] if "$(" in line else [])])
+                parsed += 1
+    assert parsed >= 2 * len(COMMANDS)
 
 
 def _parse(args: list[str]) -> None:

@@ -371,17 +371,18 @@ async def test_a_worker_names_itself_in_the_journal(shop: Shop) -> None:
         assert [event.worker for event in await journal(app) if event.kind is EventKind.CLAIMED] == ["me"]
 
 
-async def test_a_thread_that_a_handler_started_does_not_keep_a_worker(shop: Shop) -> None:
-    """asyncio.to_thread gives work to threads that the interpreter waits for: a worker that was told to stop does
-    not."""
-    shop.write(
-        """
+WAITS_FOR_A_THREAD = """
 @app.task(name="waits")
 async def waits():
     (HERE / "started").touch()
     await asyncio.to_thread(time.sleep, 300)
 """
-    )
+
+
+async def test_a_thread_that_a_handler_started_does_not_keep_a_worker(shop: Shop) -> None:
+    """asyncio.to_thread gives work to threads that the interpreter waits for: a worker that was told to stop does
+    not."""
+    shop.write(WAITS_FOR_A_THREAD)
     async with shop.app() as other:
         await other.task(name="waits")(lambda: None).aenqueue()
         worker = shop.worker("--grace", "100ms")
@@ -409,14 +410,7 @@ def test_an_import_that_fails_says_where(shop: Shop) -> None:
 
 async def test_a_worker_that_fails_ends_although_a_thread_does_not(shop: Shop) -> None:
     """Also on its way out with an error it waits for no thread that a handler left behind."""
-    shop.write(
-        """
-@app.task(name="waits")
-async def waits():
-    (HERE / "started").touch()
-    await asyncio.to_thread(time.sleep, 300)
-"""
-    )
+    shop.write(WAITS_FOR_A_THREAD)
     async with shop.app() as other:
         await other.task(name="waits")(lambda: None).aenqueue()
     worker = shop.worker("--give-up", "1s")

@@ -149,7 +149,7 @@ async def test_a_job_that_is_stopped_before_it_began_gives_its_slot_back(app: Di
         handle = await late.aenqueue()
         await eventually(lambda: worker.summary.completed == 1 and worker.summary.failed == 1)
         assert (await handle.atask()).status is Status.FAILED
-        assert worker.left_behind == 0
+        assert worker.running == 0
         both = [await following.aenqueue() for _ in range(2)]
         # They wait for each other, so they need both slots.
         assert [await one.awaited(LIMIT_S) for one in both] == [2, 2]

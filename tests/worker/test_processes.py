@@ -153,7 +153,7 @@ async def test_a_stop_kills_and_gives_back() -> None:
     """After the grace time the process is killed and the task released with its attempt."""
     handle = await handlers.works.aenqueue(300)
     async with working(app, grace_s=0.1) as worker:
-        await eventually(lambda: worker.left_behind)
+        await eventually(lambda: worker.running)
     task = await handle.atask()
     assert (task.status, task.attempts) == (Status.PENDING, 0)
 

@@ -51,7 +51,7 @@ async def test_no_lease_without_a_free_slot(app: Dibs, drain: bool) -> None:
 
     async with working(app, threads=3, drain=drain) as worker:
         for count in range(10):
-            await eventually(lambda count=count: worker.summary.completed == count and worker.left_behind == 3)  # type: ignore[misc]
+            await eventually(lambda count=count: worker.summary.completed == count and worker.running == 3)  # type: ignore[misc]
             assert await leased() <= 3
             gate.release()
         gate.release(50)

@@ -157,8 +157,8 @@ class Worker:
         )
 
     @property
-    def left_behind(self) -> int:
-        """How many handlers would not stop. They are still running; their tasks were given back."""
+    def running(self) -> int:
+        """How many handlers run. After its end: those that would not stop, whose tasks were given back."""
         return len(self._jobs)
 
     def stop(self) -> None:
