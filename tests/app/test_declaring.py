@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs
-from dibs.errors import (
-    InvalidOption,
-)
+from dibs.errors import InvalidOption
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from dibs import Dibs
-from dibs.errors import (
-    StoreClosed,
-)
+from dibs.errors import StoreClosed
 from tests.app.conftest import close_all
 
 
