@@ -15,10 +15,11 @@ from msgspec import Struct, msgpack
 from msgspec.structs import astuple
 
 from dibs.codec import check_codec_name
-from dibs.errors import InvalidName, InvalidOption, PayloadTooLarge
+from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
 from dibs.ids import ID_BYTES, key_digest, slot_of
 from dibs.task import (
     BATCH_MAX,
+    CHUNKS_MAX,
     DELAY_HORIZON_S,
     LEASE_MAX_S,
     LEASE_MIN_S,
@@ -49,6 +50,8 @@ TTL_MAX_S = 10 * 366 * 86_400.0
 TIMEOUT_MAX_S = 7 * 86_400.0
 LIMIT_COST_MAX = 1_000_000
 COMMANDS_MAX = 100
+CHUNK_MAX_BYTES = 1 << 20
+SEQ_MAX = (1 << 62) - 1
 TOKEN_BYTES = 16
 RUN_AT_MAX_MS = 1 << 46
 """Year 4199: far past the delay horizon of any clock that is roughly right."""
@@ -180,6 +183,46 @@ def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
     if task.key is not None:
         _check_keyed(tenant, task)
     _check_task_options(task)
+
+
+def check_rows(tenant: str, rows: Sequence[NewTask], limits: Limits) -> None:
+    """A chunk is 1 to 1,000 rows, each a good task without an id of its own, and at most 1 MiB unless it is one row."""
+    check_whole("the number of rows", len(rows), 1, BATCH_MAX)
+    size = 0
+    for number, row in enumerate(rows):
+        try:
+            check_new_task(tenant, row, limits)
+            if row.id:
+                raise InvalidOption("a row of a load has no id of its own: it gets one from its chunk's id")
+        except InvalidInput as error:
+            raise type(error)(f"row {number}: {error}") from error
+        size += len(row.payload)
+    if size > CHUNK_MAX_BYTES and len(rows) > 1:
+        raise PayloadTooLarge(
+            f"the chunk's payloads are {size} bytes and the limit {CHUNK_MAX_BYTES}: stage fewer rows"
+        )
+
+
+def check_chunk_id(chunk_id: bytes) -> None:
+    """A chunk id is 16 bytes, as `new_id` mints them."""
+    if type(chunk_id) is not bytes or len(chunk_id) != ID_BYTES:
+        raise InvalidName(f"{_short(chunk_id)} is not a chunk id: use the 16 bytes of new_id()")
+
+
+def check_load(name: str, seq: int, chunk_ids: Sequence[bytes]) -> None:
+    """A commit has a name, a number and at most 100,000 chunks, each once."""
+    check_label("load", name)
+    check_whole("seq", seq, 0, SEQ_MAX)
+    check_chunk_ids(chunk_ids)
+    if len(set(chunk_ids)) != len(chunk_ids):
+        raise InvalidOption("a commit names each chunk once, and this one some of them several times")
+
+
+def check_chunk_ids(chunk_ids: Sequence[bytes]) -> None:
+    """At most 100,000 chunk ids."""
+    check_whole("the number of chunks", len(chunk_ids), 0, CHUNKS_MAX)
+    for chunk_id in chunk_ids:
+        check_chunk_id(chunk_id)
 
 
 def _check_keyed(tenant: str, task: NewTask) -> None:

@@ -8,6 +8,7 @@
     │   ├── InvalidOption      an option is unknown or out of range
     │   ├── PayloadTooLarge    shrink it, or keep the data elsewhere and send a reference
     │   ├── InvalidCursor      start the listing again without a cursor
+    │   ├── UnknownChunk       stage the chunk again, and commit then
     │   ├── CodecError         the value cannot be encoded or the bytes cannot be decoded
     │   ├── ArgumentsError     the arguments do not fit the handler's signature
     │   ├── AppNotFound        no app can be imported by this name
@@ -80,6 +81,13 @@ class InvalidCursor(InvalidInput):
     """The cursor was not made by this listing. Start again without one."""
 
     code = "invalid_cursor"
+
+
+class UnknownChunk(InvalidInput):
+    """A commit names a chunk that is not staged: never, dropped, expired, or committed before. Nothing was committed;
+    stage it again."""
+
+    code = "unknown_chunk"
 
 
 class CodecError(InvalidInput):

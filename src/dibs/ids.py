@@ -7,6 +7,9 @@
 
 The time in front keeps new tasks together in an ordered store. The slot decides the shard. A keyed task's slot comes
 from its key, so that every enqueue with that key meets the first one in the same shard.
+
+A row of a load has the first 13 bytes of its chunk's id, then its number in the chunk, then its slot: that of its key,
+or the chunk's own. So an id alone tells which chunk it may be of, and staging a chunk again gives the same ids.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from dibs.errors import InvalidName
 
 ID_BYTES = 16
 DIGEST_BYTES = 16
+CHUNK_BYTES = 13
+"""So many bytes of a chunk's id are those of all its rows."""
 
 _VERSION_7 = 7 << 76
 _VARIANT_RFC = 2 << 62
@@ -64,6 +69,11 @@ def new_ids(count: int) -> list[bytes]:
     head = time.time_ns() // 1_000_000 << 16 | _VERSION_7 >> 64
     pack, bits = _HALVES.pack, _random.getrandbits
     return [pack(head | number & 0x0FFF, _VARIANT_RFC | bits(62)) for number in islice(_sequence, count)]
+
+
+def row_id(chunk_id: bytes, number: int, slot: int) -> bytes:
+    """Returns the id of a row of a load: where the chunk's id has random bits, it has the row's number."""
+    return chunk_id[:CHUNK_BYTES] + number.to_bytes(2, "big") + bytes((slot,))
 
 
 def slot_of(task_id: bytes) -> int:

@@ -25,6 +25,10 @@ RESULT_TTL_DEFAULT_S = 86_400.0
 DEAD_RETENTION_DEFAULT_S = 14 * 86_400.0
 UNKEPT_STATE_S = 60.0
 RELEASES_FREE = 19
+CHUNK_KEEP_S = 86_400.0
+"""How long a staged chunk waits for its commit."""
+CHUNKS_MAX = 100_000
+"""How many chunks one commit may name."""
 
 
 class Status(StrEnum):
@@ -184,6 +188,25 @@ class Rejected(Struct, frozen=True, gc=False, tag=True):
     def error(self) -> DibsError:
         """Returns the error that the item would have raised by itself."""
         return error_from_code(self.code, self.message)
+
+
+# ------------------------------------------------------------------------------------------------------------ loads
+
+
+class Staged(Struct, frozen=True, gc=False):
+    """A chunk is stored and waits for the commit that names it. `already`: it was committed before, and nothing
+    changed."""
+
+    rows: int
+    already: bool = False
+
+
+class Committed(Struct, frozen=True, gc=False):
+    """The rows of a load are in their queues. `already`: a commit of this name had come to this seq, or past it, and
+    nothing changed; `rows` is 0 then."""
+
+    rows: int
+    already: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------ claim

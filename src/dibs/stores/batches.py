@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dibs.errors import InvalidOption
-from dibs.ids import new_id, new_ids
+from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
 from dibs.task import BATCH_MAX, NewTask, Rejected
 
 BATCH_MAX_BYTES = 1 << 20
@@ -54,6 +54,15 @@ def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     if len(tasks) > 1 and not tasks[0].id and not any(task.id or task.key is not None for task in tasks):
         return new_ids(len(tasks))
     return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
+
+
+def row_ids(tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> list[bytes]:
+    """Returns the ids that the rows of a chunk have."""
+    own = slot_of(chunk_id)
+    return [
+        row_id(chunk_id, number, own if row.key is None else slot_of(key_digest(tenant, row.command, row.key)))
+        for number, row in enumerate(rows)
+    ]
 
 
 def merged(outcomes: list[Any], rejected: Mapping[int, Rejected]) -> list[Any]:

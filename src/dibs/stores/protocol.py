@@ -21,7 +21,7 @@ from msgspec import Struct
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.stores.batches import batches, ids_of, listed, merged, slices
+from dibs.stores.batches import batches, ids_of, listed, merged, row_ids, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
@@ -29,6 +29,7 @@ from dibs.task import (
     Acted,
     Already,
     Cancelled,
+    Committed,
     Duplicate,
     Enqueued,
     EventPage,
@@ -46,6 +47,7 @@ from dibs.task import (
     Rejected,
     Settled,
     Settlement,
+    Staged,
     Stats,
     Status,
     Swept,
@@ -248,6 +250,43 @@ class Store(abc.ABC):
             checks.check_filter(which)
         return await self._list(tenant, which or Filter(), cursor, limit)
 
+    # ---------------------------------------------------------------------------------------------------------- loads
+
+    async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> Staged:
+        """Stores a chunk of a load: 1 to 1,000 rows that nobody sees until a commit names the chunk. Without one it is
+        forgotten after 24 hours.
+
+        `chunk_id` is minted by the caller with `new_id`; staging it again replaces what it held. A row has no id of its
+        own: `row_ids` tells the one it gets from its chunk. One bad row refuses the chunk.
+        """
+        checks.check_tenant(tenant)
+        checks.check_chunk_id(chunk_id)
+        rows = listed(rows)
+        checks.check_rows(tenant, rows, self.limits)
+        return await self._stage(tenant, chunk_id, rows, row_ids(tenant, chunk_id, rows))
+
+    async def commit_load(
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], *, forget_s: float | None = None
+    ) -> Committed:
+        """Puts the rows of the named chunks into their queues, all at once, in the order given, as if enqueued now.
+
+        A load's name remembers the highest `seq` that was committed: a commit at or below it answers `already` and
+        changes nothing, so a commit whose answer was lost can be repeated. A chunk that is not staged refuses the whole
+        (`UnknownChunk`). What was staged and is not named stays unseen. `forget_s`: the name may be forgotten after so
+        long; otherwise it is kept.
+        """
+        checks.check_tenant(tenant)
+        checks.check_load(name, seq, chunk_ids)
+        if forget_s is not None:
+            checks.check_number("forget_s", forget_s, 1, checks.TTL_MAX_S)
+        return await self._commit_load(tenant, name, seq, chunk_ids, forget_s)
+
+    async def drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
+        """Forgets staged chunks now; those that are committed, or unknown, are left alone. Returns how many."""
+        checks.check_tenant(tenant)
+        checks.check_chunk_ids(chunk_ids)
+        return sum([await self._drop(tenant, some) for some in slices(chunk_ids)])
+
     # --------------------------------------------------------------------------------------------- queues and workers
 
     async def stats(self, tenant: str, commands: Sequence[str] | None = None) -> Stats:
@@ -368,6 +407,20 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page: ...
+
+    @abc.abstractmethod
+    async def _stage(
+        self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask], ids: Sequence[bytes], parts: Sequence[int] = ()
+    ) -> Staged:
+        """`ids` are the rows', made from the chunk's. `parts`: the shards that hold other rows of this chunk."""
+
+    @abc.abstractmethod
+    async def _commit_load(
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
+    ) -> Committed: ...
+
+    @abc.abstractmethod
+    async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int: ...
 
     @abc.abstractmethod
     async def _stats(self, tenant: str, commands: Sequence[str] | None) -> Stats: ...
