@@ -379,6 +379,15 @@ class Store(abc.ABC):
     ) -> builtins.list[Lease]: ...
 
     @abc.abstractmethod
+    async def _claimed(self, tenant: str, claim_id: bytes) -> builtins.list[Lease] | None:
+        """The leases of an earlier claim of this id that are still alive; None: no such claim is known here."""
+
+    @abc.abstractmethod
+    async def _undo_claim(self, leases: Sequence[Lease]) -> None:
+        """Puts back what was claimed and never reached anybody, as if it had not been claimed; what was taken back
+        meanwhile is left alone."""
+
+    @abc.abstractmethod
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
 
@@ -459,6 +468,11 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
         """Returns a subscription: enter it, look, then wait on it. `limit`: how many ready tasks it can use."""
+
+    @abc.abstractmethod
+    async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
+        """A fact about the store itself: the first `value` given under this name, kept and returned ever after.
+        None: nobody has given one."""
 
     @abc.abstractmethod
     async def close(self) -> None:

@@ -65,6 +65,7 @@ META_DURABILITY = b"Mdurability"
 META_VERSION = b"Mversion"
 META_JOURNAL_BYTES = b"Mjournal_bytes"
 META_JOURNAL_TRIMMED = b"Mjournal_trimmed"
+META_FACTS = b"Mfact_"
 
 
 class TenantKeys:
@@ -208,6 +209,11 @@ def reader_key(reader: str, shard: int) -> bytes:
 def parse_reader_key(key: bytes) -> tuple[str, int]:
     """Returns the reader's name and shard."""
     return key[1:-3].decode(), int.from_bytes(key[-2:], "big")
+
+
+def fact_key(name: str) -> bytes:
+    """Where a fact about the store itself is kept, apart from those that the store needs for its own work."""
+    return META_FACTS + name.encode()
 
 
 def id_of(key: bytes) -> bytes:

@@ -16,12 +16,12 @@ from typing import TypeVar
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.ordered import admin, views
-from dibs.stores.ordered.claim import ClaimCall, claim, new_randoms, ready_in_ms
+from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.journal import Cursor, JournalReader
-from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
+from dibs.stores.ordered.keys import READERS, end_of, fact_key, parse_reader_key
 from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
 from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
 from dibs.stores.protocol import ALL_TENANTS, Store
@@ -105,6 +105,12 @@ class OrderedStore(Store):
         if leases or not outcomes:
             return leases
         return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+
+    async def _claimed(self, tenant: str, claim_id: bytes) -> list[Lease] | None:
+        return self._read(lambda txn: claimed(txn, tenant, claim_id))
+
+    async def _undo_claim(self, leases: Sequence[Lease]) -> None:
+        await self._lane().transact(lambda txn: undo_claim(txn, leases))
 
     def _give_back(self, taken: list[Lease | None]) -> None:
         """Undoes a claim whose caller had gone before its answer came."""
@@ -217,6 +223,12 @@ class OrderedStore(Store):
     def store_id(self) -> bytes:
         """Names this store; a restored backup has another."""
         return self._engine.store_id
+
+    async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
+        known = self._read(lambda txn: txn.get(fact_key(name)))
+        if known is not None or value is None:
+            return known
+        return await self._lane().transact(lambda txn: admin.fact(txn, name, value))
 
     async def doctor(self, *, mend: bool = False) -> Report:
         """Checks every invariant of the store on one consistent view; with `mend`, repairs what it can and looks again.
