@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
+from dibs.stores.local import LocalStore
 from dibs.stores.ordered import admin, views
 from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
@@ -24,7 +25,7 @@ from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, fact_key, parse_reader_key
 from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
 from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
-from dibs.stores.protocol import ALL_TENANTS, Store
+from dibs.stores.protocol import ALL_TENANTS
 from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
     Acted,
@@ -61,7 +62,7 @@ T = TypeVar("T")
 READERS_MAX = 1_000
 
 
-class OrderedStore(Store):
+class OrderedStore(LocalStore):
     """A store on one :class:`~dibs.stores.ordered.engine.Engine`. It has one journal: shard 0."""
 
     def __init__(self, engine: Engine, limits: Limits, journal_limits: JournalLimits) -> None:
