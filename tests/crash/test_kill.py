@@ -17,7 +17,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.task import Event, EventKind, Kind, Settled, Settlement, Status, Task
 from dibs.testing.model import replayed
 from tests.crash import log
@@ -182,7 +182,7 @@ async def account(directory: Path) -> None:
     )
 
 
-async def drain(store: OrderedStore) -> dict[bytes, bytes]:
+async def drain(store: LocalStore) -> dict[bytes, bytes]:
     """Takes back what the dead held, then completes everything. Returns the tokens, by task."""
     while (await store.sweep()).more:
         pass
@@ -200,7 +200,7 @@ async def drain(store: OrderedStore) -> dict[bytes, bytes]:
     return tokens
 
 
-async def everything(store: OrderedStore) -> dict[bytes, Task]:
+async def everything(store: LocalStore) -> dict[bytes, Task]:
     """Lists every task there is."""
     tasks: dict[bytes, Task] = {}
     cursor: str | None = None
@@ -212,7 +212,7 @@ async def everything(store: OrderedStore) -> dict[bytes, Task]:
             return tasks
 
 
-async def journal(store: OrderedStore) -> list[Event]:
+async def journal(store: LocalStore) -> list[Event]:
     """Reads the journal from its beginning."""
     events: list[Event] = []
     after: bytes | None = None
@@ -224,7 +224,7 @@ async def journal(store: OrderedStore) -> list[Event]:
             return events
 
 
-async def check_store(store: OrderedStore, tasks: dict[bytes, Task], events: list[Event]) -> None:
+async def check_store(store: LocalStore, tasks: dict[bytes, Task], events: list[Event]) -> None:
     """The store agrees with itself: records, counts and journal."""
     report = await store.doctor()
     assert report.clean, report.problems

@@ -64,8 +64,10 @@ async def open_store(
 async def restore_store(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
     """Makes a store in a new directory out of what `backup` wrote. It has an id of its own: cursors into the journal of
     the original are told so."""
-    from dibs.stores.ordered.lmdb import restore
+    from dibs.stores.ordered import lmdb
+    from dibs.stores.sharded import copies
 
+    restore = copies.restore if copies.is_copy(backup) else lmdb.restore
     await asyncio.to_thread(restore, backup, directory)
 
 

@@ -128,7 +128,7 @@ class Shards:
             [self.all[number].ask(lambda store, some=some: question(store, some)) for number, some in groups.items()]  # type: ignore[misc]
         )
         _raise_all_but_down(answers)
-        return dict(zip(groups, answers, strict=True))
+        return dict(zip(groups, answers, strict=True))  # type: ignore[arg-type]  # other errors have been raised
 
 
 def grouped(items: Sequence[Item], shard_of: Callable[[Item], int], but: Sequence[int] = ()) -> dict[int, list[int]]:

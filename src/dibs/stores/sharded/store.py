@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -19,10 +18,11 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from dibs.checks import Limits
-from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreUnavailable
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
 from dibs.stores.protocol import Order
+from dibs.stores.sharded.copies import made_whole
 from dibs.stores.sharded.cursors import Cursor, listing_of, unpack
 from dibs.stores.sharded.shard import Shard
 from dibs.stores.sharded.shards import Shards, grouped
@@ -426,18 +426,9 @@ class ShardedStore(LocalStore):
         """Copies each shard, as of a moment of its own, into a directory of its number. Take none while a load is being
         committed: one shard's copy may be from before, another's from after."""
         self._check_open()
-        target = Path(directory)
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise StoreRefused(f"{target} is not empty: name a new directory for the copy")
-        copy = target.with_name(f"{target.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
-        try:
+        with made_whole(Path(directory)) as copy:
             for shard in self._shards.all:
                 await shard.ask(lambda store, to=copy / str(shard.number): store.backup(to))  # type: ignore[misc]
-            copy.rename(target)
-        except OSError as error:
-            raise StoreRefused(f"{target} cannot take the copy: {error}; name a new directory you can write") from error
-        finally:
-            shutil.rmtree(copy, ignore_errors=True)
 
     async def close(self) -> None:
         if self._closed:
