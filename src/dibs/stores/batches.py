@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from dibs.errors import InvalidOption
 from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
-from dibs.task import BATCH_MAX, NewTask, Rejected
+from dibs.task import BATCH_MAX, NewTask, Rejected, Rows
 
 BATCH_MAX_BYTES = 1 << 20
 
 Item = TypeVar("Item")
+
+_key, _payload = attrgetter("key"), attrgetter("payload")
+_said = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in ("payload", "key")))
 
 
 def listed(items: Sequence[Item]) -> Sequence[Item]:
@@ -56,12 +62,39 @@ def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
 
 
-def row_ids(tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> list[bytes]:
+def rows_of(tasks: Sequence[NewTask]) -> Rows:
+    """Returns tasks as rows by column."""
+    found: dict[tuple[Any, ...], int] = {}
+    options: list[NewTask] = []
+    kinds: list[int] = []
+    try:
+        for said in map(_said, tasks):
+            kind = found.get(said)
+            if kind is None:
+                kind = found[said] = len(options)
+                options.append(replace(tasks[len(kinds)], payload=b"", key=None))
+            kinds.append(kind)
+    except TypeError as error:
+        raise InvalidOption(f"row {len(kinds)}: an option is of a type that none has ({error})") from error
+    keys = list(map(_key, tasks))
+    return Rows(
+        list(map(_payload, tasks)),
+        options,
+        kinds if len(options) > 1 else [],
+        keys if any(key is not None for key in keys) else [],
+    )
+
+
+def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> list[bytes]:
     """Returns the ids that the rows of a chunk have."""
+    if not isinstance(rows, Rows):
+        rows = rows_of(rows)
     own = slot_of(chunk_id)
+    if not rows.keys:
+        return [row_id(chunk_id, number, own) for number in range(len(rows.payloads))]
     return [
-        row_id(chunk_id, number, own if row.key is None else slot_of(key_digest(tenant, row.command, row.key)))
-        for number, row in enumerate(rows)
+        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
+        for number, key in enumerate(rows.keys)
     ]
 
 
