@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from dibs.clock import Clock
 from dibs.settings import Settings
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.testing.simulation import StoreMachine
 
 #: A failure is made small, for up to five minutes, before it is told.
@@ -25,7 +25,7 @@ class OrderedMachine(StoreMachine):
 
     async def check_at_the_end(self) -> None:
         """No record disagrees with another."""
-        assert isinstance(self.store, OrderedStore)
+        assert isinstance(self.store, LocalStore)
         report = await self.store.doctor()
         assert report.clean, report.problems
         assert report.tasks == len(self.model.tasks)
@@ -43,7 +43,7 @@ def check_lmdb(directory: Path, profile: settings) -> None:
     """Runs the machine on LMDB, each time in a new directory, closed and opened again now and then."""
     numbers = itertools.count()
 
-    def opener() -> Callable[[Clock], Awaitable[OrderedStore]]:
+    def opener() -> Callable[[Clock], Awaitable[LocalStore]]:
         url = f"lmdb:{directory / str(next(numbers))}"
         return lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed"))
 

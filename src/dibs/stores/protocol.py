@@ -31,6 +31,7 @@ from dibs.task import (
     Already,
     Cancelled,
     Committed,
+    Decision,
     Duplicate,
     Enqueued,
     EventPage,
@@ -40,6 +41,7 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    LoadState,
     NewTask,
     Page,
     Place,
@@ -50,6 +52,7 @@ from dibs.task import (
     Settled,
     Settlement,
     Staged,
+    StagedPart,
     Stats,
     Status,
     Swept,
@@ -433,9 +436,39 @@ class Store(abc.ABC):
         """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
 
     @abc.abstractmethod
+    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
+        """What is held of each chunk; None: it does not wait for a commit here."""
+
+    @abc.abstractmethod
     async def _commit_load(
-        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
-    ) -> Committed: ...
+        self,
+        tenant: str,
+        name: str,
+        seq: int,
+        chunk_ids: Sequence[bytes],
+        forget_s: float | None,
+        *,
+        decided: bool = False,
+    ) -> Committed:
+        """`decided`: it was found that all chunks are staged, and must be done now. One that has expired and is still
+        there counts; one that is gone is passed over."""
+
+    @abc.abstractmethod
+    async def _decide(self, decision: Decision) -> bool:
+        """Keeps a decision that is to be done on several shards, of which this is the home of the load; False: one of
+        this name is pending already, or the load has come as far."""
+
+    @abc.abstractmethod
+    async def _load_state(self, tenant: str, name: str) -> LoadState:
+        """How far a load has come whose home this is."""
+
+    @abc.abstractmethod
+    async def _decisions(self, older_s: float) -> Sequence[Decision]:
+        """Decisions that were kept here so long ago, at least, and are pending; a bounded number."""
+
+    @abc.abstractmethod
+    async def _done(self, decision: Decision) -> None:
+        """Forgets a decision that is done everywhere."""
 
     @abc.abstractmethod
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -58,7 +59,7 @@ from dibs.stores.ordered.records import (
     encode_rows,
 )
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged
+from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged, StagedPart
 
 _NONCE_BYTES = 8
 
@@ -93,7 +94,9 @@ def prepare_chunk(
     tails = b"".join([one[CHUNK_BYTES:] for one in ids]) if ids is not None else b""
     members: list[list[int]] = []
     dues: list[int] = []
-    if alike:
+    if not payloads:
+        blocks = []
+    elif alike:
         blocks = [_block(options, waits[0], 0, len(payloads), sum(map(len, payloads)), tails)]
     else:
         blocks, members, dues = _blocks(payloads, options, waits, rows.kinds or [0] * len(payloads), tails)
@@ -123,14 +126,33 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     return Staged(count)
 
 
+def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[StagedPart | None]:
+    """Tells what is held of each chunk that waits for a commit."""
+    return [
+        StagedPart(sum(block.count for block in head.blocks), head.parts) if _waits(head, txn.now_ms) else None
+        for head in _heads(txn, tenant_keys(tenant), chunk_ids)
+    ]
+
+
 def commit_load(
-    txn: Txn, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_ms: int | None
+    txn: Txn,
+    tenant: str,
+    name: str,
+    seq: int,
+    chunk_ids: Sequence[bytes],
+    forget_ms: int | None,
+    *,
+    decided: bool = False,
 ) -> Committed:
-    """Puts the blocks of chunks into their places, in the order given: a few small records for each."""
+    """Puts the blocks of chunks into their places, in the order given: a few small records for each. `decided`: those
+    that are there, in time or not."""
     keys = tenant_keys(tenant)
     if committed_seq(txn, keys, name) >= seq:
         return Committed(0, already=True)
-    heads = _staged_heads(txn, keys, chunk_ids)
+    if decided:
+        heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None and not head.version]
+    else:
+        heads = _staged_heads(txn, keys, chunk_ids)
     work = Work.of(txn)
     rows = 0
     for head in heads:
@@ -221,13 +243,18 @@ def _staged_heads(txn: ReadTxn, tenant: TenantKeys, chunk_ids: Sequence[bytes]) 
     """Returns the heads of chunks that wait for a commit; without one of them there is none."""
     staged: list[Head] = []
     for chunk_id, head in zip(chunk_ids, _heads(txn, tenant, chunk_ids), strict=True):
-        if head is None or head.version or head.expires_ms <= txn.now_ms:
+        if not _waits(head, txn.now_ms):
             raise UnknownChunk(
                 f"chunk {id_to_text(chunk_id)} is not staged: it never was, was dropped, has expired or is committed; "
                 "nothing of this load was committed"
             )
         staged.append(head)
     return staged
+
+
+def _waits(head: Head | None, now_ms: int) -> TypeGuard[Head]:
+    """Whether a chunk is there for a commit to find."""
+    return head is not None and not head.version and head.expires_ms > now_ms
 
 
 def _put_block(work: Work, tenant: TenantKeys, head: Head, number: int, block: Block) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.local import LocalStore
-from dibs.stores.ordered import admin, loads, views
+from dibs.stores.ordered import admin, decisions, loads, views
 from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
@@ -33,6 +33,7 @@ from dibs.task import (
     Already,
     Cancelled,
     Committed,
+    Decision,
     Duplicate,
     Enqueued,
     EventPage,
@@ -42,6 +43,7 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    LoadState,
     NewTask,
     Page,
     QueueConfig,
@@ -51,6 +53,7 @@ from dibs.task import (
     Settled,
     Settlement,
     Staged,
+    StagedPart,
     Stats,
     Swept,
     Task,
@@ -173,11 +176,36 @@ class OrderedStore(LocalStore):
         keep_ms = round(keep_s * 1000)
         return await self._lane().transact(lambda txn: loads.stage(txn, tenant, chunk, keep_ms))
 
+    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
+        return self._read(lambda txn: loads.staged(txn, tenant, chunk_ids))
+
     async def _commit_load(
-        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
+        self,
+        tenant: str,
+        name: str,
+        seq: int,
+        chunk_ids: Sequence[bytes],
+        forget_s: float | None,
+        *,
+        decided: bool = False,
     ) -> Committed:
         forget_ms = None if forget_s is None else round(forget_s * 1000)
-        return await self._lane().transact(lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms))
+        return await self._lane().transact(
+            lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms, decided=decided)
+        )
+
+    async def _decide(self, decision: Decision) -> bool:
+        return await self._lane().transact(lambda txn: decisions.decide(txn, decision))
+
+    async def _load_state(self, tenant: str, name: str) -> LoadState:
+        return self._read(lambda txn: decisions.load_state(txn, tenant, name))
+
+    async def _decisions(self, older_s: float) -> Sequence[Decision]:
+        older_ms = round(older_s * 1000)
+        return self._read(lambda txn: decisions.pending(txn, older_ms))
+
+    async def _done(self, decision: Decision) -> None:
+        await self._lane().transact(lambda txn: decisions.done(txn, decision))
 
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         return await self._lane().transact(lambda txn: loads.drop(txn, tenant, chunk_ids))

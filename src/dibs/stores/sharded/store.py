@@ -22,6 +22,7 @@ from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, Store
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
 from dibs.stores.protocol import Order
+from dibs.stores.sharded import loads
 from dibs.stores.sharded.copies import made_whole
 from dibs.stores.sharded.cursors import Cursor, listing_of, unpack
 from dibs.stores.sharded.shard import Shard
@@ -29,10 +30,12 @@ from dibs.stores.sharded.shards import Shards, grouped
 from dibs.stores.sharded.waiting import SharedSubscription
 from dibs.stores.wakeups import Ended, Subscription, Topic
 from dibs.task import (
+    CHUNK_KEEP_S,
     Acted,
     Already,
     Cancelled,
     Committed,
+    Decision,
     Duplicate,
     Enqueued,
     EventPage,
@@ -42,15 +45,18 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    LoadState,
     NewTask,
     Page,
     QueueConfig,
     QueueStats,
     Reader,
     Rejected,
+    Rows,
     Settled,
     Settlement,
     Staged,
+    StagedPart,
     Stats,
     Swept,
     Task,
@@ -279,18 +285,57 @@ class ShardedStore(LocalStore):
             return replace(here, inner=inner)
         return replace(here, shard=here.shard + 1, inner=None) if here.shard + 1 < len(self._shards) else None
 
+    # ---------------------------------------------------------------------------------------------------------- loads
+
     async def _stage(
-        self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask], ids: Sequence[bytes], parts: Sequence[int] = ()
+        self,
+        tenant: str,
+        chunk_id: bytes,
+        rows: Rows,
+        ids: Sequence[bytes] | None = None,  # noqa: ARG002 shards of shards there are none
+        parts: Sequence[int] = (),  # noqa: ARG002
+        keep_s: float = CHUNK_KEEP_S,
     ) -> Staged:
-        raise NotImplementedError
+        self._check_open()
+        return await loads.stage(self._shards, tenant, chunk_id, rows, keep_s)
 
     async def _commit_load(
-        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
+        self,
+        tenant: str,
+        name: str,
+        seq: int,
+        chunk_ids: Sequence[bytes],
+        forget_s: float | None,
+        *,
+        decided: bool = False,  # noqa: ARG002 as above
     ) -> Committed:
-        raise NotImplementedError
+        self._check_open()
+        return await loads.commit_load(self._shards, tenant, name, seq, chunk_ids, forget_s)
 
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
-        raise NotImplementedError
+        self._check_open()
+        return await loads.drop(self._shards, tenant, chunk_ids)
+
+    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
+        self._check_open()
+        return await self._shards.split(chunk_ids, self._shards.of_id, lambda store, some: store._staged(tenant, some))
+
+    async def _decide(self, decision: Decision) -> bool:
+        return await self._home(decision.tenant, decision.name).ask(lambda store: store._decide(decision))
+
+    async def _load_state(self, tenant: str, name: str) -> LoadState:
+        return await self._home(tenant, name).ask(lambda store: store._load_state(tenant, name))
+
+    async def _decisions(self, older_s: float) -> Sequence[Decision]:
+        self._check_open()
+        return [one for some in await self._shards.each(lambda store: store._decisions(older_s)) for one in some]
+
+    async def _done(self, decision: Decision) -> None:
+        await self._home(decision.tenant, decision.name).ask(lambda store: store._done(decision))
+
+    def _home(self, tenant: str, name: str) -> Shard:
+        self._check_open()
+        return self._shards.all[self._shards.of_name(tenant, name)]
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
@@ -361,6 +406,8 @@ class ShardedStore(LocalStore):
     async def _sweep(self, budget: int) -> Swept:
         """One shard after the other within one budget, each time beginning with another."""
         self._check_open()
+        # First: what is decided must not be swept away as a chunk that nobody committed.
+        await loads.finish_abandoned(self._shards)
         total = Swept()
         down: list[StoreUnavailable] = []
         more = False
