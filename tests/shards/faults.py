@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dibs.checks import Limits
 from dibs.clock import Clock
-from dibs.errors import StoreError, StoreUnavailable
+from dibs.errors import StoreUnavailable
+from dibs.ids import key_digest
 from dibs.settings import Settings
 from dibs.stores import open_store
 from dibs.stores.local import LocalStore
@@ -33,14 +36,20 @@ class Faults:
         """Every write of a load, in the order in which it ended, and the shard it was made in."""
         self.crash_at: int | None = None
         """How many writes of loads succeed before the process dies."""
+        self.kill = False
+        """Really."""
 
     def check(self, number: int) -> None:
+        """Raises if the shard is not to answer."""
         if number in self.down:
             raise StoreUnavailable("the test says so")
 
     def count(self) -> None:
+        """Dies if this is the write to die at."""
         if self.crash_at is not None:
             if self.crash_at == 0:
+                if self.kill:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise Crash
             self.crash_at -= 1
 
@@ -51,9 +60,16 @@ def faulty(store: OrderedStore, number: int, faults: Faults) -> LocalStore:
     class Faulty(OrderedStore):
         """An ordered store that asks first."""
 
+        closing = False
+
         def _lane(self) -> Any:
-            faults.check(number)
+            if not self.closing:
+                faults.check(number)
             return super()._lane()
+
+        async def close(self) -> None:
+            self.closing = True
+            await super().close()
 
         def _read(self, fn: Callable[..., Any]) -> Any:
             faults.check(number)
@@ -100,8 +116,6 @@ async def open_faulty(url: str, faults: Faults, clock: Clock | None = None, *, c
 
 def in_shard(number: int, count: int, tenant: str = "default", command: str = "work", what: str = "k") -> str:
     """Returns a key that belongs to the given one of so many shards."""
-    from dibs.ids import key_digest
-
     return next(
         key for key in (f"{what}{n}" for n in range(10_000)) if key_digest(tenant, command, key)[-1] % count == number
     )
@@ -110,6 +124,3 @@ def in_shard(number: int, count: int, tenant: str = "default", command: str = "w
 def directories(directory: Path) -> list[Path]:
     """The shards of a set, in order."""
     return sorted((path for path in directory.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
-
-
-__all__ = ["RELAXED", "Crash", "Faults", "StoreError", "directories", "in_shard", "open_faulty"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
+from dibs.errors import StoreError
 from dibs.stores.local import LocalStore
 from dibs.stores.sharded.shard import Shard
 from dibs.stores.wakeups import Subscription, Topic, Wakeups
@@ -50,7 +51,11 @@ class SharedSubscription(Subscription):
                 continue
             topics = self._topics_of(shard)
             if store is not None and topics:
-                part = store.subscribe(topics, self.limit)
+                try:
+                    part = store.subscribe(topics, self.limit)
+                except StoreError:
+                    # It is going down at this moment: the look that follows will say so.
+                    continue
                 part.share(self)
                 self._parts[shard] = (store, part)
                 part.__enter__()
