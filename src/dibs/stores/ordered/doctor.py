@@ -34,6 +34,7 @@ from dibs.stores.ordered.keys import (
     from8,
     from_count,
     id_of,
+    has_blocks,
     is_block,
     ms8,
     parse_block_name,
@@ -431,7 +432,7 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
     """Whether the task, or the block, that an index entry is about stands there."""
-    if is_block(entry):
+    if has_blocks(tenant, entry) and is_block(entry):
         return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
     return _agrees(

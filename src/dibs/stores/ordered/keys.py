@@ -200,8 +200,14 @@ def delayed_rank(visible_ms: int, kind: bytes = KIND_TASK) -> bytes:
 
 
 def is_block(entry: bytes) -> bool:
-    """Whether an entry of a place is about a block of rows rather than a task."""
+    """Whether an entry of ready or delayed is about a block of rows rather than a task. In other places there are none,
+    and the byte is part of a time."""
     return entry[_KIND_AT] == _BLOCK
+
+
+def has_blocks(tenant: TenantKeys, entry: bytes) -> bool:
+    """Whether an entry, or the prefix of a place, is of a place that blocks can be in."""
+    return entry[len(tenant.first)] in b"PD"
 
 
 def block_name(chunk: bytes, number: int) -> bytes:

@@ -158,3 +158,16 @@ class TestListing:
         await put(store)
         with pytest.raises(InvalidCursor):
             await store.list(TENANT, cursor=cursor)
+
+    async def test_whatever_the_time_is(self, store: Store, clock: ManualClock) -> None:
+        """Tasks leased and buried in each of so many milliseconds are all listed: no byte of a time is taken for
+        something else."""
+        leased, dead = [], []
+        for _ in range(256):
+            clock.advance(0.001)
+            leased.append(await put(store, "leased"))
+            await take(store, "leased")
+            dead.append(await put_dead(store, "dead"))
+        assert {task.id for task in await list_all(store, Filter(command="leased", place=Place.LEASED))} == {*leased}
+        assert {task.id for task in await list_all(store, Filter(command="dead", place=Place.DEAD))} == {*dead}
+        assert len((await store.replay(TENANT, Filter(command="dead"))).ids) == 256
