@@ -13,6 +13,7 @@ from dibs.task import Filter, Kind, Place, Status
 from dibs.testing.contract.steps import (
     TENANT,
     drain,
+    fail,
     list_all,
     look,
     put,
@@ -162,12 +163,11 @@ class TestListing:
     async def test_whatever_the_time_is(self, store: Store, clock: ManualClock) -> None:
         """Tasks leased and buried in each of so many milliseconds are all listed: no byte of a time is taken for
         something else."""
-        leased, dead = [], []
+        leased, dead = await put_many(store, 256, "leased"), await put_many(store, 256, "dead")
         for _ in range(256):
             clock.advance(0.001)
-            leased.append(await put(store, "leased"))
             await take(store, "leased")
-            dead.append(await put_dead(store, "dead"))
+            await fail(store, await take(store, "dead"))
         assert {task.id for task in await list_all(store, Filter(command="leased", place=Place.LEASED))} == {*leased}
         assert {task.id for task in await list_all(store, Filter(command="dead", place=Place.DEAD))} == {*dead}
         assert len((await store.replay(TENANT, Filter(command="dead"))).ids) == 256
