@@ -76,6 +76,8 @@ class ShardedStore(LocalStore):
         self._shards = shards
         self._closed = False
         self._turn = itertools.count()
+        self._ready_at: int | None = None
+        """Where a look has just found something."""
         self._giving_back: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------------- life of a task
@@ -125,8 +127,9 @@ class ShardedStore(LocalStore):
         """Takes from one shard after the other. A claim id that any shard knows is a repeat: it gets what is alive of
         the first claim, from wherever, and nothing new."""
         self._check_open()
-        start = None if claim_id is None else crc32(claim_id)
+        start, self._ready_at = self._ready_at, None
         if claim_id is not None:
+            start = crc32(claim_id)
             repeated = await self._claimed(tenant, claim_id)
             if repeated is not None:
                 return repeated
@@ -188,9 +191,25 @@ class ShardedStore(LocalStore):
             undone.add_done_callback(self._giving_back.discard)
 
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+        """One after the other, up to the first that has something: a look is cheap, and the claim that follows begins
+        there."""
         self._check_open()
-        answers = await self._shards.some(lambda store: store._ready_in_s(tenant, commands))
-        return min((in_s for in_s in answers if in_s is not None), default=None)
+        soonest: float | None = None
+        down: list[StoreUnavailable] = []
+        for shard in self._shards.from_on():
+            try:
+                in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands))
+            except StoreUnavailable as error:
+                down.append(error)
+                continue
+            if in_s == 0:
+                self._ready_at = shard.number
+                return 0
+            if in_s is not None:
+                soonest = in_s if soonest is None else min(soonest, in_s)
+        if len(down) == len(self._shards):
+            raise down[0]
+        return soonest
 
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
         self._check_open()
