@@ -196,7 +196,7 @@ async def test_if_all_are_down_so_is_the_store(store: ShardedStore, faults: Faul
         lambda: store.register(TENANT, WorkerInfo(name="w"), 60),
     ):
         with pytest.raises(StoreUnavailable):
-            await question()  # type: ignore[operator]
+            await question()
 
 
 async def test_it_is_tried_again_at_most_once_a_second(
@@ -205,13 +205,18 @@ async def test_it_is_tried_again_at_most_once_a_second(
     """However often one asks, a shard that is down is opened again once a second; it does not slow the others down."""
     now_s = 1000.0
     monkeypatch.setattr(shard, "AGAIN_AFTER_S", 1.0)
-    monkeypatch.setattr(shard.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("dibs.stores.sharded.shard.monotonic", lambda: now_s)
     faults = Faults()
     async with await open_faulty(f"{tmp_path}?n=2", faults, clock) as store:
         faults.down = {1}
         tried: list[int] = []
         check = faults.check
-        monkeypatch.setattr(faults, "check", lambda number: (tried.append(number), check(number)))
+
+        def count(number: int) -> None:
+            tried.append(number)
+            check(number)
+
+        monkeypatch.setattr(faults, "check", count)
         for _ in range(50):
             await store.sweep()
         before = tried.count(1)

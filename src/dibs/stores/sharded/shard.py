@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import TypeVar
 
 from dibs.errors import StoreClosed, StoreError, StoreUnavailable
@@ -35,7 +35,7 @@ class Shard:
         self._member = member
         self._opener = opener
         self._opening = asyncio.Lock()
-        self._opened_s = time.monotonic()
+        self._opened_s = monotonic()
         self._closed = False
         self._why: StoreError | None = None
         self.store: LocalStore | None = None
@@ -74,7 +74,7 @@ class Shard:
             self._check_open()
             if self.store is not None:
                 return self.store
-            now_s = time.monotonic()
+            now_s = monotonic()
             if now_s >= self._opened_s + AGAIN_AFTER_S:
                 self._opened_s = now_s
                 try:
