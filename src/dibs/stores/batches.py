@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from dibs.errors import InvalidOption
 from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
@@ -16,8 +15,8 @@ BATCH_MAX_BYTES = 1 << 20
 
 Item = TypeVar("Item")
 
-_key, _payload = attrgetter("key"), attrgetter("payload")
-_said = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in ("payload", "key")))
+_PAYLOAD, _KEY = map(NewTask.__struct_fields__.index, ("payload", "key"))
+_BEFORE, _BETWEEN, _AFTER = slice(_PAYLOAD), slice(_PAYLOAD + 1, _KEY), slice(_KEY + 1, None)
 
 
 def listed(items: Sequence[Item]) -> Sequence[Item]:
@@ -67,18 +66,25 @@ def rows_of(tasks: Sequence[NewTask]) -> Rows:
     found: dict[tuple[Any, ...], int] = {}
     options: list[NewTask] = []
     kinds: list[int] = []
+    # Rows mostly say what the one before them said: comparing is cheaper than looking up.
+    before: tuple[Any, ...] = ()
+    between: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = ()
+    kind = -1
+    columns = list(map(astuple, tasks))
     try:
-        for said in map(_said, tasks):
-            kind = found.get(said)
-            if kind is None:
-                kind = found[said] = len(options)
-                options.append(replace(tasks[len(kinds)], payload=b"", key=None))
+        for said in columns:
+            if said[_BETWEEN] != between or said[_AFTER] != after or said[_BEFORE] != before:
+                before, between, after = said[_BEFORE], said[_BETWEEN], said[_AFTER]
+                kind = found.setdefault((before, between, after), len(options))
+                if kind == len(options):
+                    options.append(replace(tasks[len(kinds)], payload=b"", key=None))
             kinds.append(kind)
     except TypeError as error:
         raise InvalidOption(f"row {len(kinds)}: an option is of a type that none has ({error})") from error
-    keys = list(map(_key, tasks))
+    keys = [said[_KEY] for said in columns]
     return Rows(
-        list(map(_payload, tasks)),
+        [said[_PAYLOAD] for said in columns],
         options,
         kinds if len(options) > 1 else [],
         keys if any(key is not None for key in keys) else [],
@@ -90,11 +96,9 @@ def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> lis
     if not isinstance(rows, Rows):
         rows = rows_of(rows)
     own = slot_of(chunk_id)
-    if not rows.keys:
-        return [row_id(chunk_id, number, own) for number in range(len(rows.payloads))]
     return [
         row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
-        for number, key in enumerate(rows.keys)
+        for number, key in enumerate(rows.keys or [None] * len(rows.payloads))
     ]
 
 
