@@ -10,7 +10,7 @@ from typing import Any
 
 from dibs.checks import Limits
 from dibs.clock import Clock
-from dibs.errors import StoreUnavailable
+from dibs.errors import StoreCorrupt, StoreUnavailable
 from dibs.ids import key_digest
 from dibs.settings import Settings
 from dibs.stores import open_store
@@ -32,6 +32,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.down: set[int] = set()
+        self.damaged: set[int] = set()
         self.told: list[tuple[str, int]] = []
         """Every write of a load, in the order in which it ended, and the shard it was made in."""
         self.crash_at: int | None = None
@@ -43,6 +44,8 @@ class Faults:
         """Raises if the shard is not to answer."""
         if number in self.down:
             raise StoreUnavailable("the test says so")
+        if number in self.damaged:
+            raise StoreCorrupt("the test says so")
 
     def count(self) -> None:
         """Dies if this is the write to die at."""
@@ -81,8 +84,8 @@ def faulty(store: OrderedStore, number: int, faults: Faults) -> LocalStore:
         async def _decide(self, *args: Any) -> Any:
             return await self._write("decide", super()._decide(*args))
 
-        async def _commit_load(self, *args: Any, **kwargs: Any) -> Any:
-            return await self._write("commit", super()._commit_load(*args, **kwargs))
+        async def _commit_chunks(self, *args: Any) -> Any:
+            return await self._write("commit", super()._commit_chunks(*args))
 
         async def _done(self, *args: Any) -> Any:
             return await self._write("done", super()._done(*args))

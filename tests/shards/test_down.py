@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dibs.clock import ManualClock
-from dibs.errors import StoreClosed, StoreError, StoreUnavailable
+from dibs.errors import StoreClosed, StoreCorrupt, StoreError, StoreUnavailable
 from dibs.ids import new_id
 from dibs.stores import open_store
 from dibs.stores.local import LocalStore
@@ -176,6 +176,22 @@ async def test_the_sweep_and_the_workers_go_on(store: ShardedStore, faults: Faul
     faults.down = set()
     assert (await store.sweep()).promoted == 1
     assert [worker.name for worker in await store.workers(TENANT)] == ["a", "b", "c", "d"]
+
+
+async def test_a_damaged_shard_stops_only_what_needs_it(store: ShardedStore, faults: Faults) -> None:
+    """Records of one shard that cannot be read are told to who asks for them; claims and sweeps go on without."""
+    ids = [await put(store, id=in_slot(slot)) for slot in range(3)]
+    faults.damaged = {1}
+    with pytest.raises(StoreCorrupt):
+        await look(store, ids[1])
+    assert sorted(await drain(store)) == sorted([ids[0], ids[2]])
+    await store.sweep()
+    await store.register(TENANT, WorkerInfo(name="w"), 60)
+    faults.damaged = {0, 1, 2}
+    with pytest.raises(StoreCorrupt):
+        await store.claim(TENANT, [COMMAND])
+    faults.damaged = set()
+    assert await drain(store) == [ids[1]]
 
 
 async def test_none_is_paused_by_half(store: ShardedStore, faults: Faults) -> None:

@@ -241,6 +241,21 @@ async def test_a_shard_that_is_down_during_a_commit(
     assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(0, already=True)
 
 
+async def test_a_name_that_was_forgotten_begins_anew(store: ShardedStore, faults: Faults, clock: ManualClock) -> None:
+    """How far a load has come is known in one place: a shard that did its part late does not remember it longer."""
+    chunks = [in_slot(0), in_slot(1)]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    await store.commit_load(TENANT, "load", 7, chunks, forget_s=10)
+    clock.advance(11)
+    extra = in_slot(2)
+    await store.stage(TENANT, extra, rows(2))
+    assert await store.commit_load(TENANT, "load", 0, [extra], forget_s=10) == Committed(12)
+    assert await store.commit_load(TENANT, "load", 0, [extra], forget_s=10) == Committed(0, already=True)
+    await sweep_all(store)
+    assert await take_all(store) == once(0, 1, 2)
+
+
 KILLED = """
 from tests.shards.faults import Faults, open_faulty
 from tests.shards.test_loads import TENANT, rows

@@ -441,17 +441,13 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def _commit_load(
-        self,
-        tenant: str,
-        name: str,
-        seq: int,
-        chunk_ids: Sequence[bytes],
-        forget_s: float | None,
-        *,
-        decided: bool = False,
-    ) -> Committed:
-        """`decided`: it was found that all chunks are staged, and must be done now. One that has expired and is still
-        there counts; one that is gone is passed over."""
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
+    ) -> Committed: ...
+
+    @abc.abstractmethod
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        """Does this store's part of a decision that is kept elsewhere: commits what is there of the chunks, in time or
+        not. Done again it changes nothing."""
 
     @abc.abstractmethod
     async def _decide(self, decision: Decision) -> bool:
@@ -468,7 +464,8 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def _done(self, decision: Decision) -> None:
-        """Forgets a decision that is done everywhere."""
+        """Notes that a load, whose home this is, has come as far as a decision that is done everywhere, and forgets the
+        decision."""
 
     @abc.abstractmethod
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int: ...

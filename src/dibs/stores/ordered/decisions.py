@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import DECISIONS, decision_key, end_of, parse_decision_key, split_ids, tenant_keys
-from dibs.stores.ordered.loads import committed_seq
+from dibs.stores.ordered.loads import committed_seq, note_load
 from dibs.stores.ordered.records import StoredDecision, decode_decision, encode_decision
+from dibs.stores.ordered.work import Work
 from dibs.task import Decision, LoadState
 
 #: A decision names up to so many chunks, and few are ever pending: a look at these finds what is left of a crash.
@@ -41,11 +42,16 @@ def pending(txn: ReadTxn, older_ms: int) -> list[Decision]:
 
 
 def done(txn: Txn, decision: Decision) -> None:
-    """Forgets a decision, unless another has taken its place."""
+    """Notes that the load has come so far, and forgets the decision; unless somebody has done it before."""
     key = decision_key(decision.tenant, decision.name)
     stored = txn.get(key)
-    if stored is not None and decode_decision(stored).seq == decision.seq:
-        txn.delete(key)
+    if stored is None or decode_decision(stored).seq != decision.seq:
+        return
+    work = Work.of(txn)
+    forget_ms = None if decision.forget_s is None else round(decision.forget_s * 1000)
+    note_load(work, decision.tenant, decision.name, decision.seq, forget_ms)
+    work.deletes.append(key)
+    work.flush()
 
 
 def _decision(key: bytes, stored: StoredDecision) -> Decision:

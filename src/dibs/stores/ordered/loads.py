@@ -135,26 +135,40 @@ def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[Staged
 
 
 def commit_load(
-    txn: Txn,
-    tenant: str,
-    name: str,
-    seq: int,
-    chunk_ids: Sequence[bytes],
-    forget_ms: int | None,
-    *,
-    decided: bool = False,
+    txn: Txn, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_ms: int | None
 ) -> Committed:
-    """Puts the blocks of chunks into their places, in the order given: a few small records for each. `decided`: those
-    that are there, in time or not."""
+    """Puts the blocks of chunks into their places, in the order given: a few small records for each."""
     keys = tenant_keys(tenant)
     if committed_seq(txn, keys, name) >= seq:
         return Committed(0, already=True)
-    if decided:
-        heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None and not head.version]
-    else:
-        heads = _staged_heads(txn, keys, chunk_ids)
+    heads = _staged_heads(txn, keys, chunk_ids)
     work = Work.of(txn)
-    rows = 0
+    rows = _commit(work, keys, heads)
+    note_load(work, tenant, name, seq, forget_ms)
+    work.flush()
+    return Committed(rows)
+
+
+def commit_chunks(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+    """Commits what is there of chunks whose load is noted elsewhere, in time or not. What is committed, or gone, is
+    left alone: doing it again changes nothing."""
+    keys = tenant_keys(tenant)
+    heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None and not head.version]
+    work = Work.of(txn)
+    _commit(work, keys, heads)
+    work.flush()
+
+
+def note_load(work: Work, tenant: str, name: str, seq: int, forget_ms: int | None) -> None:
+    """Notes how far the commits of a name have come."""
+    forget_at_ms = 0 if forget_ms is None else work.now_ms + forget_ms
+    work.others.append((tenant_keys(tenant).load + name.encode(), encode_load(StoredLoad(seq, forget_at_ms))))
+    if forget_at_ms:
+        work.expire(forget_at_ms, EXPIRE_LOAD, tenant, name.encode())
+
+
+def _commit(work: Work, keys: TenantKeys, heads: Sequence[Head]) -> int:
+    txn, rows = work.txn, 0
     for head in heads:
         head.version, head.at_ms = txn.version, txn.now_ms
         count = sum(block.count for block in head.blocks)
@@ -166,12 +180,7 @@ def commit_load(
             work.others.append((keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head)))
         else:
             _forget(work, keys, head)
-    forget_at_ms = 0 if forget_ms is None else txn.now_ms + forget_ms
-    work.others.append((keys.load + name.encode(), encode_load(StoredLoad(seq, forget_at_ms))))
-    if forget_at_ms:
-        work.expire(forget_at_ms, EXPIRE_LOAD, tenant, name.encode())
-    work.flush()
-    return Committed(rows)
+    return rows
 
 
 def drop(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> int:

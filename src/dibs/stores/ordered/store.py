@@ -180,19 +180,13 @@ class OrderedStore(LocalStore):
         return self._read(lambda txn: loads.staged(txn, tenant, chunk_ids))
 
     async def _commit_load(
-        self,
-        tenant: str,
-        name: str,
-        seq: int,
-        chunk_ids: Sequence[bytes],
-        forget_s: float | None,
-        *,
-        decided: bool = False,
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:
         forget_ms = None if forget_s is None else round(forget_s * 1000)
-        return await self._lane().transact(
-            lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms, decided=decided)
-        )
+        return await self._lane().transact(lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms))
+
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        await self._lane().transact(lambda txn: loads.commit_chunks(txn, tenant, chunk_ids))
 
     async def _decide(self, decision: Decision) -> bool:
         return await self._lane().transact(lambda txn: decisions.decide(txn, decision))

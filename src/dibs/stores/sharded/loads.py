@@ -5,13 +5,13 @@ other shards are staged first and live longer, and the part in the chunk's own s
 if it is there, all of them are.
 
 A commit over several shards is a decision first: kept in the load's home shard, then done in every shard it names,
-each at once and once, then forgotten. A crash leaves a decision that is pending; a repeat of the commit, a later commit
-of the same name or the sweep finishes it. Other clients may see one shard's rows before another's.
+each at once and once; then home notes how far the load has come and forgets the decision. A crash leaves one that is
+pending; a repeat of the commit, a later commit of the same name or the sweep finishes it. Others may see one shard's
+rows before another's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from dibs.errors import StoreUnavailable, UnknownChunk
 from dibs.ids import id_to_text
 from dibs.stores.batches import row_ids
 from dibs.stores.local import LocalStore
-from dibs.stores.sharded.shards import Shards, grouped
+from dibs.stores.sharded.shards import PASSED_OVER, Shards, grouped
 from dibs.task import CHUNK_KEEP_S, Committed, Decision, Rows, Staged, StagedPart
 
 PART_KEEP_S = CHUNK_KEEP_S + 3_600.0
@@ -82,28 +82,22 @@ async def commit_load(
 
 async def finish(shards: Shards, decision: Decision) -> None:
     """Does what was decided in every shard where it is not done, then forgets the decision."""
-    home = shards.of_name(decision.tenant, decision.name)
-    # Home too, also without chunks: it is who remembers how far the load has come.
-    named = {number: ids for number, ids in enumerate(decision.chunk_ids) if ids or number == home}
+    pairs = [(number, chunk_id) for number, ids in enumerate(decision.chunk_ids) for chunk_id in ids]
 
-    async def commit(store: LocalStore, ids: Sequence[bytes]) -> None:
-        await store._commit_load(decision.tenant, decision.name, decision.seq, ids, decision.forget_s, decided=True)
+    async def commit(store: LocalStore, some: Sequence[tuple[int, bytes]]) -> Sequence[None]:
+        await store._commit_chunks(decision.tenant, [chunk_id for _, chunk_id in some])
+        return [None] * len(some)
 
-    answers = await asyncio.gather(
-        *(shards.all[number].ask(lambda store, ids=ids: commit(store, ids)) for number, ids in named.items()),  # type: ignore[misc]
-        return_exceptions=True,
-    )
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    await shards.all[home].ask(lambda store: store._done(decision))
+    await shards.split(pairs, lambda pair: pair[0], commit)
+    home = shards.all[shards.of_name(decision.tenant, decision.name)]
+    await home.ask(lambda store: store._done(decision))
 
 
 async def finish_abandoned(shards: Shards) -> None:
     """Finishes what somebody decided and did not live to see done. What needs a shard that is down waits for it."""
     for found in await shards.some(lambda store: store._decisions(ABANDONED_S)):
         for decision in found or ():
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(*PASSED_OVER):
                 await finish(shards, decision)
 
 

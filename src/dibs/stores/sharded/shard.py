@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TypeVar
 
-from dibs.errors import StoreClosed, StoreError, StoreUnavailable
+from dibs.errors import StoreClosed, StoreCorrupt, StoreError, StoreUnavailable
 from dibs.settings import mask
 from dibs.stores.local import LocalStore
 from dibs.stores.sharded.table import Membership, check, membership_of
@@ -36,6 +36,7 @@ class Shard:
         self._opener = opener
         self._opening = asyncio.Lock()
         self._opened_s = monotonic()
+        self._complained_s = 0.0
         self._closed = False
         self._why: StoreError | None = None
         self.store: LocalStore | None = None
@@ -54,13 +55,12 @@ class Shard:
             self._check_open()
             await self._let_go(store, error)
             raise self._unavailable(error) from error
-
-    async def up(self) -> bool:
-        """Says whether the shard can be asked at all."""
-        try:
-            return bool(self.store or await self._open_again())
-        except StoreUnavailable:
-            return False
+        except StoreCorrupt as error:
+            # It can still be asked, and the doctor wants to: but nobody may overlook it.
+            if monotonic() >= self._complained_s + AGAIN_AFTER_S:
+                self._complained_s = monotonic()
+                log.error("shard %d (%s) is damaged: %s", self.number, self.url, error)
+            raise
 
     async def close(self) -> None:
         """Lets go of the store for good."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dibs.errors import StoreUnavailable
+from dibs.errors import StoreCorrupt, StoreError, StoreUnavailable
 from dibs.ids import key_digest, slot_of
 from dibs.stores.local import LocalStore
 from dibs.stores.sharded.shard import Shard
@@ -16,6 +16,10 @@ from dibs.task import ByKey, Rejected, TaskRef
 
 T = TypeVar("T")
 Item = TypeVar("Item")
+
+
+#: A shard that fails so is passed over by what can go on with the others.
+PASSED_OVER = (StoreUnavailable, StoreCorrupt)
 
 
 class Shards:
@@ -65,19 +69,19 @@ class Shards:
     async def some(self, question: Callable[[LocalStore], Awaitable[T]]) -> list[T | None]:
         """Asks all shards at once: None for one that does not answer, and an error if none does."""
         answers = await _together([shard.ask(question) for shard in self.all])
-        _raise_all_but_down(answers)
-        down = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+        _raise_all_but(PASSED_OVER, answers)
+        down = [answer for answer in answers if isinstance(answer, PASSED_OVER)]
         if len(down) == len(answers):
             raise down[0]
         return [None if isinstance(answer, BaseException) else answer for answer in answers]
 
     async def first(self, question: Callable[[LocalStore], Awaitable[T]], start: int | None = None) -> T:
         """Asks one shard after the other, until one answers."""
-        down: StoreUnavailable | None = None
+        down: StoreError | None = None
         for shard in self.from_on(start):
             try:
                 return await shard.ask(question)
-            except StoreUnavailable as error:
+            except PASSED_OVER as error:
                 down = down or error
         assert down is not None
         raise down
@@ -127,7 +131,7 @@ class Shards:
         answers = await _together(
             [self.all[number].ask(lambda store, some=some: question(store, some)) for number, some in groups.items()]  # type: ignore[misc]
         )
-        _raise_all_but_down(answers)
+        _raise_all_but((StoreUnavailable,), answers)
         return dict(zip(groups, answers, strict=True))  # type: ignore[arg-type]  # other errors have been raised
 
 
@@ -160,9 +164,9 @@ async def _together(questions: Sequence[Awaitable[T]]) -> Sequence[T | BaseExcep
         return [error]
 
 
-def _raise_all_but_down(answers: Iterable[object]) -> None:
+def _raise_all_but(passed: tuple[type[StoreError], ...], answers: Iterable[object]) -> None:
     for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, StoreUnavailable):
+        if isinstance(answer, BaseException) and not isinstance(answer, passed):
             raise answer
 
 

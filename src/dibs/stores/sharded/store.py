@@ -26,7 +26,7 @@ from dibs.stores.sharded import loads
 from dibs.stores.sharded.copies import made_whole
 from dibs.stores.sharded.cursors import Cursor, listing_of, unpack
 from dibs.stores.sharded.shard import Shard
-from dibs.stores.sharded.shards import Shards, grouped
+from dibs.stores.sharded.shards import PASSED_OVER, Shards, grouped
 from dibs.stores.sharded.waiting import SharedSubscription
 from dibs.stores.wakeups import Ended, Subscription, Topic
 from dibs.task import (
@@ -134,7 +134,7 @@ class ShardedStore(LocalStore):
             if repeated is not None:
                 return repeated
         leases: list[Lease] = []
-        down: list[StoreUnavailable] = []
+        down: list[StoreError] = []
 
         async def take(store: LocalStore) -> list[Lease]:
             # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
@@ -145,7 +145,7 @@ class ShardedStore(LocalStore):
         for shard in self._shards.from_on(start):
             try:
                 leases += await shard.ask(take)
-            except StoreUnavailable as error:
+            except PASSED_OVER as error:
                 down.append(error)
             except asyncio.CancelledError:
                 self._give_back(leases)
@@ -195,11 +195,11 @@ class ShardedStore(LocalStore):
         there."""
         self._check_open()
         soonest: float | None = None
-        down: list[StoreUnavailable] = []
+        down: list[StoreError] = []
         for shard in self._shards.from_on():
             try:
                 in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands))
-            except StoreUnavailable as error:
+            except PASSED_OVER as error:
                 down.append(error)
                 continue
             if in_s == 0:
@@ -319,14 +319,7 @@ class ShardedStore(LocalStore):
         return await loads.stage(self._shards, tenant, chunk_id, rows, keep_s)
 
     async def _commit_load(
-        self,
-        tenant: str,
-        name: str,
-        seq: int,
-        chunk_ids: Sequence[bytes],
-        forget_s: float | None,
-        *,
-        decided: bool = False,  # noqa: ARG002 as above
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:
         self._check_open()
         return await loads.commit_load(self._shards, tenant, name, seq, chunk_ids, forget_s)
@@ -338,6 +331,15 @@ class ShardedStore(LocalStore):
     async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
         self._check_open()
         return await self._shards.split(chunk_ids, self._shards.of_id, lambda store, some: store._staged(tenant, some))
+
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        self._check_open()
+
+        async def commit(store: LocalStore, some: Sequence[bytes]) -> Sequence[None]:
+            await store._commit_chunks(tenant, some)
+            return [None] * len(some)
+
+        await self._shards.split(chunk_ids, self._shards.of_id, commit)
 
     async def _decide(self, decision: Decision) -> bool:
         return await self._home(decision.tenant, decision.name).ask(lambda store: store._decide(decision))
@@ -428,7 +430,7 @@ class ShardedStore(LocalStore):
         # First: what is decided must not be swept away as a chunk that nobody committed.
         await loads.finish_abandoned(self._shards)
         total = Swept()
-        down: list[StoreUnavailable] = []
+        down: list[StoreError] = []
         more = False
         for shard in self._shards.from_on(next(self._turn)):
             if budget <= 0:
@@ -436,7 +438,7 @@ class ShardedStore(LocalStore):
                 break
             try:
                 swept = await shard.ask(lambda store, left=budget: store._sweep(left))  # type: ignore[misc]
-            except StoreUnavailable as error:
+            except PASSED_OVER as error:
                 down.append(error)
                 continue
             total += swept
