@@ -28,6 +28,7 @@ from dibs.testing.contract.steps import (
     read_events,
     release,
     some_rows,
+    sweep_all,
     take,
 )
 
@@ -201,6 +202,16 @@ class TestLoadKeys:
         assert await again(store) == Duplicate(first, Status.PENDING)
         assert await drain(store) == [other]
 
+    async def test_a_cancel_revives_nobody(self, store: Store) -> None:
+        """Cancelling a row that asks for `replay_dead` before it is reached leaves the dead letter dead."""
+        dead = await put_dead(store, key="k")
+        before = await look(store, dead)
+        [row] = await load(store, keyed("k", on_duplicate="replay_dead"))
+        [outcome] = await store.cancel(TENANT, [row])
+        assert outcome.status is Status.CANCELLED
+        assert await look(store, dead) == before
+        assert await nothing_ready(store)
+
     async def test_an_expired_row_holds_nothing(self, store: Store, clock: ManualClock) -> None:
         """A row that was not started in time leaves its key to the next."""
         [late, _] = await load(store, keyed("k", None, expires_s=60))
@@ -218,13 +229,46 @@ class TestLoadKeys:
         assert await again(store) == Duplicate(row, Status.IN_PROGRESS)
 
     async def test_delayed_rows_with_keys(self, store: Store, clock: ManualClock) -> None:
-        """A key is decided when its row is reached, not while it is delayed."""
+        """A key is decided when its row is due or reached, not while it is delayed."""
         ids = await load(store, keyed("k", "k", delay_s=60), keyed("k"))
         assert await drain(store, lease_s=3600) == [ids[2]]
-        assert (await pass_time(store, clock, 60)).promoted == 2
+        await pass_time(store, clock, 60)
         assert await nothing_ready(store)
         await assert_lost(store, *ids[:2])
         await assert_counts(store)
+
+    @pytest.mark.parametrize("by", ["sweep", "claim"])
+    async def test_chunks_that_fall_due_together(self, store: Store, clock: ManualClock, by: str) -> None:
+        """Rows of several chunks with one key, due at the same time: one of them is delivered."""
+        ids = await load(store, *([keyed("k", "other", None, delay_s=60)] * 3))
+        clock.advance(60)
+        if by == "sweep":
+            await sweep_all(store)
+        claimed = await drain(store)
+        assert len(claimed) == 5
+        await assert_lost(store, *(task_id for task_id in ids if task_id not in claimed))
+        assert (await assert_counts(store)).ready == 0
+
+    async def test_chunks_with_deadlines_that_pass_together(self, store: Store, clock: ManualClock) -> None:
+        """Rows of several chunks with one key, beside rows whose start deadline passes: one of them is delivered."""
+        ids = await load(store, *([some_rows(1, expires_s=1) + keyed("k", "k")] * 3))
+        await pass_time(store, clock, 2)
+        claimed = await drain(store)
+        assert len(claimed) == 1
+        late = ids[::3]
+        assert {(await look(store, task_id)).reason for task_id in late} == {"EXPIRED"}
+        await assert_lost(store, *(task_id for task_id in ids if task_id not in claimed and task_id not in late))
+        assert (await assert_counts(store)).ready == 0
+
+    async def test_a_key_that_is_freed_as_rows_fall_due(self, store: Store, clock: ManualClock) -> None:
+        """Who held the key is taken back, cancelled, by the same sweep: the row that falls due has the key."""
+        first = await put(store, key="k")
+        await take(store)
+        await store.cancel(TENANT, [first])
+        [row] = await load(store, keyed("k", delay_s=60))
+        await pass_time(store, clock, 60)
+        assert (await look(store, first)).status is Status.CANCELLED
+        assert await drain(store) == [row]
 
     async def test_rows_that_are_not_kept_free_their_key(self, store: Store) -> None:
         """With `keep=False` the key goes at completion, and a later row with it runs."""
