@@ -135,6 +135,8 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
 
 def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> int:
     """Promotes the due rows of a block; returns how many it looked at."""
+    # Who has a key is read: what was done before must be there.
+    queue.work.flush()
     rows, seen = leave_block(queue, key, budget, queue.work.now_ms)
     for row in rows:
         queue.to_ready(row.id, row.state)
@@ -187,6 +189,7 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
             for name in split_ids(value):
                 if left > 0:
                     left -= expire_block(work, at_ms, tenant, name, left) or 1
+                    work.flush()
                 else:
                     work.expire(at_ms, EXPIRE_BLOCK, tenant, name)
         elif kind in _EXPIRE_IDS:
