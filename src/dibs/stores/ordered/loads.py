@@ -81,6 +81,17 @@ class Leaving(Struct, frozen=True, gc=False):
     body: Body
 
 
+class Left(Struct, frozen=True):
+    """What came of the next rows of a block."""
+
+    rows: list[Leaving]
+    """Those that live on, for the caller to move."""
+    ended: int = 0
+    """So many have ended instead: too late, or their key is taken."""
+    seen: int = 0
+    """So many there were, those included that had left before their turn."""
+
+
 # ------------------------------------------------------------------------------------------------- stage, commit, drop
 
 
@@ -275,15 +286,14 @@ def _forget(work: Work, tenant: TenantKeys, head: Head) -> None:
 # ------------------------------------------------------------------------------------------------------ leaving a block
 
 
-def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None = None) -> tuple[list[Leaving], int]:
+def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None = None) -> Left:
     """Takes the next rows out of the block that an entry is about: at most `limit`, and of a delayed one those that are
-    due by `until_ms`. Returns those that live on, for the caller to move, and how many there were; the others have
-    ended. What a flush would write has to be written."""
+    due by `until_ms`. What a flush would write has to be written."""
     work, tenant = queue.work, queue.tenant
     found = block_of(work.txn, tenant, entry)
     work.deletes.append(entry)
     if found is None:
-        return [], 0
+        return Left([])
     chunk, number = found
     head, block = chunk.head, chunk.head.blocks[number]
     rows = chunk.turns(number, block.taken, block.taken + limit)
@@ -300,7 +310,8 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
     else:
         work.txn.put(tenant.head + chunk.name, encode_head(head))
     still_in = [row for row in rows if row not in head.out] if head.out else rows
-    return _leave(queue, chunk, number, still_in), len(rows)
+    leaving = _leave(queue, chunk, number, still_in)
+    return Left(leaving, len(still_in) - len(leaving), len(rows))
 
 
 def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
@@ -318,21 +329,21 @@ def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
     work.flush()
 
 
-def expire_block(work: Work, at_ms: int, tenant: str, name: bytes, limit: int) -> int:
+def expire_block(work: Work, at_ms: int, tenant: str, name: bytes, limit: int) -> Left:
     """Gives rows of a block, one of which has a start deadline that passed, records of their own: what has a deadline
-    is then dealt with as any task is. Returns how many rows it looked at."""
+    is then dealt with as any task is."""
     keys = tenant_keys(tenant)
     chunk_name, number = parse_block_name(name)
     head = read_head(work.txn, keys, chunk_name)
     if head is None or not head.version or head.blocks[number].taken == head.blocks[number].count:
-        return 0
+        return Left([])
     queue = work.queue(tenant, head.blocks[number].command)
-    rows, seen = leave_block(queue, block_entry(keys, head, number), limit)
-    for row in rows:
+    left = leave_block(queue, block_entry(keys, head, number), limit)
+    for row in left.rows:
         queue.place(row.id, row.state)
-    if head.blocks[number].taken + seen < head.blocks[number].count:
+    if head.blocks[number].taken + left.seen < head.blocks[number].count:
         work.expire(at_ms, EXPIRE_BLOCK, tenant, name)
-    return seen
+    return left
 
 
 def expire_chunk(work: Work, at_ms: int, tenant: str, chunk_id: bytes) -> None:
