@@ -324,7 +324,7 @@ def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
     queue = work.queue(tenant, head.blocks[found.block].command)
     head.out.append(found.row)
     work.txn.put(queue.tenant.head + chunk.name, encode_head(head))
-    for row in _leave(queue, chunk, found.block, [found.row]):
+    for row in _leave(queue, chunk, found.block, [found.row], revives=False):
         queue.place(row.id, row.state)
     work.flush()
 
@@ -362,8 +362,9 @@ def expire_load(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
         work.deletes.append(key)
 
 
-def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int]) -> list[Leaving]:
-    """Writes the bodies of rows, and ends those that are too late or find their key taken."""
+def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int], *, revives: bool = True) -> list[Leaving]:
+    """Writes the bodies of rows, and ends those that are too late or find their key taken. `revives`: a dead letter
+    that has the key of a row is revived, if the row asks for it."""
     work, now_ms = queue.work, queue.work.now_ms
     bodies, prefix = work.bodies, queue.tenant.body
     keyed = bool(chunk.rows.stored.keys)
@@ -374,7 +375,9 @@ def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int]) -> 
         bodies[prefix + task_id] = encode_body(body)
         if state.expires_ms and state.expired_unstarted(now_ms):
             queue.expire_unstarted(task_id, state)
-        elif keyed and not _takes_key(queue, task_id, state, body.key, chunk.options(row).on_duplicate, put_now):
+        elif keyed and not _takes_key(
+            queue, task_id, state, body.key, chunk.options(row).on_duplicate if revives else "return", put_now
+        ):
             queue.end(task_id, state, CANCELLED, Reason.DUPLICATE)
             queue.event(EventKind.CANCELLED, task_id, 0, detail=Detail(Reason.DUPLICATE))
         else:
