@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dibs.errors import InvalidName, StoreFull, UnknownChunk
-from dibs.ids import CHUNK_BYTES, id_to_text, key_digest
+from dibs.ids import CHUNK_BYTES, ID_BYTES, id_to_text, key_digest
 from dibs.stores.batches import row_ids
 from dibs.stores.ordered.chunks import (
     Chunk,
@@ -63,6 +63,7 @@ from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import Committed, EventKind, NewTask, Reason, Staged
 
 _NONCE_BYTES = 8
+_AFTER_ROWS = b"\xff" * (ID_BYTES - CHUNK_BYTES + 1)
 _said = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in ("payload", "id", "key")))
 
 
@@ -130,7 +131,7 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     if known is not None and known.chunk_id != head.chunk_id:
         raise InvalidName(f"another chunk's id begins like {id_to_text(head.chunk_id)}: mint chunk ids with new_id()")
     count = sum(block.count for block in head.blocks)
-    if known is not None and known.version:
+    if (known is not None and known.version) or (known is None and _has_tasks(txn, keys, name)):
         return Staged(count, already=True)
     full = txn.full()
     if full is not None:
@@ -256,13 +257,25 @@ def _staged_heads(txn: ReadTxn, tenant: TenantKeys, chunk_ids: Sequence[bytes]) 
     """Returns the heads of chunks that wait for a commit; without one of them there is none."""
     staged: list[Head] = []
     for chunk_id, head in zip(chunk_ids, _heads(txn, tenant, chunk_ids), strict=True):
-        if head is None or head.version or head.expires_ms <= txn.now_ms:
+        if (
+            head is None
+            or head.version
+            or head.expires_ms <= txn.now_ms
+            or _has_tasks(txn, tenant, chunk_id[:CHUNK_BYTES])
+        ):
             raise UnknownChunk(
                 f"chunk {id_to_text(chunk_id)} is not staged: it never was, was dropped, has expired or is committed; "
                 "nothing of this load was committed"
             )
         staged.append(head)
     return staged
+
+
+def _has_tasks(txn: ReadTxn, tenant: TenantKeys, name: bytes) -> bool:
+    """Whether there are tasks with the ids of a chunk's rows: it was committed before, and all of it has left; or
+    somebody else gave them such ids."""
+    prefix = tenant.state + name
+    return bool(txn.scan_keys(prefix, prefix + _AFTER_ROWS, 1))
 
 
 def _put_block(work: Work, tenant: TenantKeys, head: Head, number: int, block: Block) -> None:
