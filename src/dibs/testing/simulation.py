@@ -451,8 +451,8 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.model.sweep()
         lost = self._observe()
         self.same(expired, expected.expired)
-        assert expected.cancelled <= cancelled <= expected.cancelled + lost
-        assert expected.promoted - either - lost <= promoted <= expected.promoted
+        assert expected.cancelled <= cancelled <= expected.cancelled + lost, (expected, cancelled, lost)
+        assert expected.promoted - either - lost <= promoted <= expected.promoted, (expected, promoted, either, lost)
 
     @precondition(lambda self: self.reopens)
     @rule()

@@ -141,6 +141,8 @@ def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> i
     for row in left.rows:
         queue.to_ready(row.id, row.state)
         queue.event(EventKind.PROMOTED, row.id, 0)
+        if row.state.expires_ms:
+            queue.work.expire(row.state.expires_ms, EXPIRE_START, queue.tenant.name, row.id)
     tally.promoted += len(left.rows)
     tally.cancelled += left.ended
     return left.seen

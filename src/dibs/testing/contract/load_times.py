@@ -149,6 +149,14 @@ class TestLoadTimes:
         await pass_time(store, clock, 120)
         assert_order(store.order, ids[5:], await drain(store))
 
+    async def test_a_deadline_that_comes_after_the_delay(self, store: Store, clock: ManualClock) -> None:
+        """Rows that fell due in time, and are then not started in time, are ended by the sweep alone."""
+        ids = await load(store, some_rows(3, delay_s=10, expires_s=60), some_rows(2, delay_s=10))
+        assert (await pass_time(store, clock, 10)).promoted == 5
+        assert (await pass_time(store, clock, 51)).cancelled == 3
+        assert {(await look(store, task_id)).reason for task_id in ids[:3]} == {"EXPIRED"}
+        assert (await assert_counts(store)).ready == 2
+
     async def test_too_late_is_too_late(self, store: Store, clock: ManualClock) -> None:
         """Also where no sweep came by, a claim passes over rows past their deadline to what is behind them."""
         ids = await load(store, some_rows(10, expires_s=60) + some_rows(2))
