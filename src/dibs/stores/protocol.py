@@ -21,11 +21,12 @@ from msgspec import Struct
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.stores.batches import batches, ids_of, listed, merged, row_ids, slices
+from dibs.stores.batches import batches, ids_of, listed, merged, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
     BATCH_MAX,
+    CHUNK_KEEP_S,
     Acted,
     Already,
     Cancelled,
@@ -263,7 +264,7 @@ class Store(abc.ABC):
         checks.check_chunk_id(chunk_id)
         rows = listed(rows)
         checks.check_rows(tenant, rows, self.limits)
-        return await self._stage(tenant, chunk_id, rows, row_ids(tenant, chunk_id, rows))
+        return await self._stage(tenant, chunk_id, rows)
 
     async def commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], *, forget_s: float | None = None
@@ -410,9 +411,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def _stage(
-        self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask], ids: Sequence[bytes], parts: Sequence[int] = ()
+        self,
+        tenant: str,
+        chunk_id: bytes,
+        rows: Sequence[NewTask],
+        ids: Sequence[bytes] | None = None,
+        parts: Sequence[int] = (),
+        keep_s: float = CHUNK_KEEP_S,
     ) -> Staged:
-        """`ids` are the rows', made from the chunk's. `parts`: the shards that hold other rows of this chunk."""
+        """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
 
     @abc.abstractmethod
     async def _commit_load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -12,10 +13,12 @@ from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
     from8,
+    is_block,
     ms8,
     queue_keys,
     tenant_keys,
 )
+from dibs.stores.ordered.loads import leave_block
 from dibs.stores.ordered.records import (
     Body,
     State,
@@ -106,6 +109,15 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := len(tokens) - len(leases)) > 0:
         entries = txn.scan_keys(keys.ready, keys.ready_end, wanted)
+        all_seen = len(entries) < wanted
+        if any(map(is_block, entries)):
+            if is_block(entries[0]):
+                expired += _take_rows(queue, call, tokens, leases, entries[0])
+                if expired >= EXPIRED_PER_CLAIM:
+                    return True
+                work.flush()
+                continue
+            entries, all_seen = list(takewhile(_is_task, entries)), False
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
@@ -125,7 +137,7 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
             taken.append((entry, task_id, state, body))
         queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
         leases += [_lease_of(call.tenant, task_id, state, body) for _, task_id, state, body in taken]
-        if len(ids) < wanted:
+        if all_seen:
             queue.emptied()
             return False
         if expired >= EXPIRED_PER_CLAIM:
@@ -133,6 +145,25 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
         if len(leases) < len(tokens):
             work.flush()
     return False
+
+
+def _take_rows(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes) -> int:
+    """Leases rows straight from the block at the head of a queue; returns how many it met that have ended instead."""
+    queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
+    rows, seen = leave_block(queue, block, len(tokens) - len(leases))
+    for row, token in zip(rows, tokens[len(leases) :], strict=False):
+        state = row.state
+        state.token = token
+        state.lease_ms = call.lease_ms or row.body.lease_ms or queue_lease_ms
+        state.worker = call.worker
+        state.attempts = 1
+    queue.lease([], [row.id for row in rows], [row.state for row in rows], call.worker)
+    leases += [_lease_of(call.tenant, row.id, row.state, row.body) for row in rows]
+    return seen - len(rows)
+
+
+def _is_task(entry: bytes) -> bool:
+    return not is_block(entry)
 
 
 def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:

@@ -47,6 +47,8 @@ class ReadTxn(Protocol):
     """One consistent view of the store."""
 
     now_ms: int
+    memory: dict[bytes, Any]
+    """What this engine's readers keep of records that never change."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -104,6 +106,7 @@ class Engine(abc.ABC):
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.store_id = b""
+        self.memory: dict[bytes, Any] = {}
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._users = 0
 
@@ -254,7 +257,7 @@ class Lane:
             return
         for run in runs:
             if run.kind in MAKES_READY:
-                self.wakeups.wake(Ready(run.tenant, run.command), len(run.ids))
+                self.wakeups.wake(Ready(run.tenant, run.command), run.count())
             elif run.kind in ENDS:
                 for task_id in run.ids:
                     self.wakeups.wake_all(Ended(run.tenant, task_id))

@@ -115,8 +115,13 @@ class Work:
 
     def back_ranks(self, priority: int, count: int) -> list[bytes]:
         """Returns the next ranks at the back of a priority."""
+        start = self.numbers(count)
+        return ready_ranks(priority, self.txn.version, range(start, start + count))
+
+    def numbers(self, count: int) -> int:
+        """Returns the first of the next numbers that tell apart what this call puts at the back."""
         start, self._placed = self._placed, self._placed + count
-        return ready_ranks(priority, self.txn.version, range(start, self._placed))
+        return start
 
     def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
         """Notes that something expires then; what a call lets expire together has one entry."""
@@ -244,6 +249,23 @@ class QueueWork:
         self._counts[BYTES] += sum(sizes)
         self._ready = True
         self.new += ids
+
+    def put_block(self, entry: bytes, count: int, size: int, due_ms: int) -> None:
+        """Puts in a block of so many rows, which is ready at once if it is due at 0."""
+        self.work.entries.append(entry)
+        self._counts[DELAYED if due_ms else READY] += count
+        self._counts[BYTES] += size
+        if due_ms:
+            self._due(due_ms)
+        else:
+            self._ready = True
+
+    def place(self, task_id: bytes, state: State) -> None:
+        """Gives a task that stood in a block, and was counted there, an entry and a state of its own."""
+        self.work.states[self._state_prefix + task_id] = encode_new_state(state)
+        self.work.entries.append(self._prefixes[state.place] + state.rank + task_id)
+        if state.expires_ms:
+            self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
 
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
@@ -480,6 +502,10 @@ class QueueWork:
                 run = self._journal.begin(self.keys, kind, worker, None)
             run.ids += some
             run.attempts += attempts[start:end]
+
+    def own_config(self) -> QueueConfig | None:
+        """Returns the configuration, if there is one."""
+        return None if self.config == _NO_CONFIG else self.config
 
     def set_config(self, config: QueueConfig) -> None:
         """Replaces the configuration; the defaults take no room."""
