@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -61,6 +61,8 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
     if wish.task.codec not in ("json", "msgpack"):
         raise click.UsageError("--from makes a payload of each row: --codec is json or msgpack.")
     checks.check_new_task(session.tenant, replace(wish.task, command=wish.task.command or "any"), Limits())
+    if wish.name is not None:
+        checks.check_label("load", wish.name)
     begin_s = time.perf_counter()
     with ExitStack() as stack:
         reader = source.open(stack)
@@ -68,11 +70,14 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
         store, runner = stack.enter_context(session.steps(create=True))
         tasks = Tasks(wish, session.tenant, store.limits)
         load = Load(_asking(store), session.tenant, wish.name or _name_of(source, wish))
+
+        def stage(chunk: Sequence[NewTask]) -> bool:
+            runner.run(load.stage(chunk))
+            return not load.already
+
         try:
-            for chunk in _chunks(source, reader, tasks, aside):
-                runner.run(load.stage(chunk))
-                if load.already:
-                    break
+            _read_all(reader, source.name, tasks, aside, stage)
+            source.check_unchanged()
             done = runner.run(load.commit())
         except BaseException:
             runner.run(load.drop())
@@ -80,18 +85,20 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
     return _tell(session, wish, load.name, done, aside, time.perf_counter() - begin_s)
 
 
-def _chunks(source: Source, reader: Reader, tasks: Tasks, aside: Aside) -> Iterator[Sequence[NewTask]]:
-    """Yields what becomes of the whole file, in such parts as a load is staged in."""
+def _read_all(
+    reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Callable[[Sequence[NewTask]], bool]
+) -> None:
+    """Stages what becomes of the rows, chunk by chunk, unless the store knows them already."""
     try:
-        with rows_progress(f"load {source.name}", reader.total) as advance:
+        with rows_progress(f"load {name}", reader.total) as advance:
             for block in reader.blocks():
                 good = aside.sort_out(block, tasks.made_of(block.rows))
-                yield from batches(good, {}, lambda task: len(task.payload))
+                if not all(map(stage, batches(good, {}, lambda task: len(task.payload)))):
+                    return
                 advance(block.size, len(block.rows))
     except KeyboardInterrupt:
         note("Interrupted: nothing was enqueued.")
         raise
-    source.check_unchanged()
 
 
 def _asking(store: Store) -> Ask:
