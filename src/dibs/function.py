@@ -29,7 +29,7 @@ from dibs.errors import InvalidOption, TaskCancelled, TaskUnfinished
 from dibs.handles import Batch, Handle
 from dibs.ids import new_id
 from dibs.retry import Backoff
-from dibs.stores.batches import batches
+from dibs.stores.batches import batches, row_ids
 from dibs.stores.loading import Load
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, Committed, Duplicate, Enqueued, NewTask, Reason, Rejected
@@ -219,7 +219,7 @@ class TaskFunction(Generic[P, R]):
         load = Load(self.app.ask, self.tenant, self.load)
         try:
             for chunk in chunks:
-                batch.task_ids += self.app.run(load.stage(chunk))
+                batch.task_ids += row_ids(self.tenant, self.app.run(load.stage(chunk)), chunk)
             return self._loaded(batch, self.app.run(load.commit()))
         except BaseException:
             self.app.run(load.drop())
@@ -234,7 +234,7 @@ class TaskFunction(Generic[P, R]):
         load = Load(self.app.ask, self.tenant, self.load)
         try:
             for chunk in chunks:
-                batch.task_ids += await load.stage(chunk)
+                batch.task_ids += row_ids(self.tenant, await load.stage(chunk), chunk)
             return self._loaded(batch, await load.commit())
         except BaseException:
             await load.drop()

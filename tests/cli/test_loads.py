@@ -406,7 +406,7 @@ def test_changed_while_it_is_read(shell: Shell, monkeypatch: pytest.MonkeyPatch)
 
     stage = Load.stage
 
-    async def writing(self: Load, rows: Any) -> list[bytes]:
+    async def writing(self: Load, rows: Any) -> bytes:
         with path.open("a") as file:
             file.write("2\n")
         return await stage(self, rows)

@@ -39,7 +39,8 @@ Row = bytes | dict[str, Any] | Bad
 
 
 class Block(NamedTuple):
-    """Some rows of a file, in order, each with its number; `size` is their part of the file's `total`."""
+    """Some rows of a file, in order, each with its number; `size` is how much of the file's `total` was read for
+    them."""
 
     numbers: Sequence[int]
     rows: Sequence[Row]
@@ -125,21 +126,26 @@ class JsonLines:
         self.total = total
 
     def blocks(self) -> Iterator[Block]:
-        number, size = 0, 0
+        number, taken = 0, 0
         numbers: list[int] = []
         rows: list[Row] = []
         for lines in self._lines():
-            for line in lines:
-                number += 1
-                size += len(line) + 1
-                if text := line.strip():
-                    numbers.append(number)
-                    rows.append(text)
-                    if len(rows) == BATCH_MAX:
-                        yield Block(numbers, rows, size)
-                        numbers, rows, size = [], [], 0
+            texts = [line.strip() for line in lines]
+            taken += sum(map(len, lines)) + len(lines)
+            if all(texts):
+                numbers += range(number + 1, number + 1 + len(texts))
+                rows += texts
+            else:
+                numbers += [number + index for index, text in enumerate(texts, start=1) if text]
+                rows += [text for text in texts if text]
+            number += len(lines)
+            whole = len(rows) - len(rows) % BATCH_MAX
+            for start in range(0, whole, BATCH_MAX):
+                yield Block(numbers[start : start + BATCH_MAX], rows[start : start + BATCH_MAX], taken)
+                taken = 0
+            del numbers[:whole], rows[:whole]
         if rows:
-            yield Block(numbers, rows, size)
+            yield Block(numbers, rows, taken)
 
     def _lines(self) -> Iterator[list[bytes]]:
         rest = self._stream.read(READ_BYTES).removeprefix(_BOM)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dibs.errors import InvalidOption
-from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
+from dibs.ids import CHUNK_BYTES, key_digest, new_id, new_ids, row_id, slot_of
 from dibs.task import BATCH_MAX, NewTask, Rejected
 
 BATCH_MAX_BYTES = 1 << 20
+
+_NUMBERS = [number.to_bytes(2, "big") for number in range(BATCH_MAX)]
 
 Item = TypeVar("Item")
 
@@ -59,6 +61,9 @@ def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
 def row_ids(tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> list[bytes]:
     """Returns the ids that the rows of a chunk have."""
     own = slot_of(chunk_id)
+    if all(row.key is None for row in rows):
+        head, slot = chunk_id[:CHUNK_BYTES], bytes((own,))
+        return [head + number + slot for number in _NUMBERS[: len(rows)]]
     return [
         row_id(chunk_id, number, own if row.key is None else slot_of(key_digest(tenant, row.command, row.key)))
         for number, row in enumerate(rows)

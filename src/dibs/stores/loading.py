@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 
 from dibs.errors import InvalidInput, InvalidOption, StoreError
 from dibs.ids import chunk_id_of, id_to_text, new_id
-from dibs.stores.batches import row_ids
 from dibs.stores.protocol import Store
 from dibs.task import CHUNKS_MAX, Committed, NewTask, Staged
 
@@ -45,9 +44,9 @@ class Load:
         self._chunk_ids: list[bytes] = []
         self._in_flight: deque[asyncio.Task[Staged]] = deque()
 
-    async def stage(self, rows: Sequence[NewTask]) -> list[bytes]:
-        """Begins to stage a chunk, and returns the ids of its rows. Waits while too many are on their way, and raises
-        what has become of an earlier one."""
+    async def stage(self, rows: Sequence[NewTask]) -> bytes:
+        """Begins to stage a chunk, and returns its id. Waits while too many are on their way, and raises what has
+        become of an earlier one."""
         number = len(self._chunk_ids)
         if number == CHUNKS_MAX:
             raise InvalidOption(f"a load has at most {CHUNKS_MAX:,} chunks, and this one {self.rows:,} rows already: "
@@ -60,7 +59,7 @@ class Load:
         await asyncio.sleep(0)  # it begins now, and others in this loop have their turn
         while len(self._in_flight) >= CHUNKS_IN_FLIGHT:
             await self._first()
-        return row_ids(self._tenant, chunk_id, rows)
+        return chunk_id
 
     async def commit(self) -> Committed:
         """Makes everything visible, now and at once."""
