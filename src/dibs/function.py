@@ -32,7 +32,7 @@ from dibs.retry import Backoff
 from dibs.stores.batches import batches, row_ids
 from dibs.stores.loading import Load
 from dibs.stores.protocol import Store
-from dibs.task import BATCH_MAX, Committed, Duplicate, Enqueued, NewTask, Reason, Rejected
+from dibs.task import BATCH_MAX, Committed, Duplicate, Enqueued, NewTask, Reason, Rejected, Rows
 
 if TYPE_CHECKING:
     from dibs.app import Dibs
@@ -245,31 +245,34 @@ class TaskFunction(Generic[P, R]):
 
     def _read(
         self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]
-    ) -> tuple[Sequence[NewTask], Iterator[Sequence[NewTask]]]:
-        """Returns all tasks, if one plain enqueue is the way to put them in, or else the chunks of a load."""
-        chunks = self._chunks(iterables, fixed)
-        if self.load is not None:
-            return [], chunks
-        if "key" in self._fixed:  # every item is about one and the same task, and is told so only by an enqueue
-            return [task for chunk in chunks for task in chunk], iter(())
-        begin = list(islice(chunks, 2))
-        return (begin[0], iter(())) if len(begin) == 1 else ([], chain(begin, chunks))
+    ) -> tuple[Sequence[bytes], Iterator[Rows]]:
+        """Returns all payloads, if one plain enqueue is the way to put them in, or else the chunks of a load."""
+        some = self._payloads(iterables, fixed)
+        if self.load is None:
+            if "key" in self._fixed:  # every item is about one and the same task, and only an enqueue tells which
+                return [*chain.from_iterable(some)], iter(())
+            begin = list(islice(some, 2))
+            if len(begin) == 1:
+                return begin[0], iter(())
+            some = chain(begin, some)
+        options = [NewTask(command=self.command, **self._fixed)]
+        return [], (Rows([*payloads], options) for payloads in some)
 
-    def _chunks(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[Sequence[NewTask]]:
+    def _payloads(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[Sequence[bytes]]:
+        """Yields as many at a time as one transaction may hold."""
         if not iterables:
             raise InvalidOption("map takes at least one iterable: one task is enqueued for each of its items")
-        command, pack, options = self.command, self.arguments.pack, self._fixed
-        codec_name = options.get("codec", "json")
+        pack, codec_name = self.arguments.pack, self._fixed.get("codec", "json")
         calls = zip(*iterables, strict=False)
         while some := list(islice(calls, BATCH_MAX)):
-            tasks = [NewTask(command=command, payload=pack(args, fixed, codec_name), **options) for args in some]
-            yield from batches(tasks, {}, lambda task: len(task.payload))
+            yield from batches([pack(args, fixed, codec_name) for args in some], {}, len)
 
-    async def _put_all(self, tasks: Sequence[NewTask]) -> list[Outcome]:
+    async def _put_all(self, payloads: Sequence[bytes]) -> list[Outcome]:
         def put(store: Store) -> Awaitable[list[Outcome]]:
             # An enqueue refuses one and takes the others.
-            for task in tasks:
-                checks.check_new_task(self.tenant, task, store.limits)
+            for payload in payloads:
+                checks.check_payload(payload, store.limits)
+            tasks = [NewTask(command=self.command, payload=payload, **self._fixed) for payload in payloads]
             return store.enqueue(self.tenant, tasks)
 
         return await self.app.ask(put)

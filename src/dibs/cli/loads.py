@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -27,10 +26,10 @@ from dibs.cli.output import count_text, echo_json, note, plural, rows_progress
 from dibs.cli.rows import Bad, Block, Reader, Row, Source
 from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
-from dibs.stores.batches import batches
+from dibs.stores.batches import batches, rows_of
 from dibs.stores.loading import Ask, Load
 from dibs.stores.protocol import Store
-from dibs.task import Committed, NewTask
+from dibs.task import Committed, NewTask, Rows
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
         tasks = Tasks(wish, session.tenant, store.limits)
         load = Load(_asking(store), session.tenant, wish.name or _name_of(source, wish))
 
-        def stage(chunk: Sequence[NewTask]) -> bool:
+        def stage(chunk: Rows) -> bool:
             runner.run(load.stage(chunk))
             return not load.already
 
@@ -85,15 +84,13 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
     return _tell(session, wish, load.name, done, aside, time.perf_counter() - begin_s)
 
 
-def _read_all(
-    reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Callable[[Sequence[NewTask]], bool]
-) -> None:
+def _read_all(reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Callable[[Rows], bool]) -> None:
     """Stages what becomes of the rows, chunk by chunk, unless the store knows them already."""
     try:
         with rows_progress(f"load {name}", reader.total) as advance:
             for block in reader.blocks():
                 good = aside.sort_out(block, tasks.made_of(block.rows))
-                if not all(map(stage, batches(good, {}, lambda task: len(task.payload)))):
+                if not all(map(stage, tasks.chunks(good))):
                     return
                 advance(block.size, len(block.rows))
     except KeyboardInterrupt:
@@ -143,25 +140,36 @@ def _tell(session: Session, wish: Wish, name: str, done: Committed, aside: Aside
 # ------------------------------------------------------------------------------------------- what becomes of a row
 
 
+Made = bytes | NewTask
+"""What becomes of a row: a payload, where it says nothing else."""
+
+
 class Tasks:
     """Makes tasks of rows."""
 
     def __init__(self, wish: Wish, tenant: str, limits: Limits) -> None:
-        self._task = wish.task
+        self._task = replace(wish.task, command=wish.task.command or "any")
+        self._needs_command = not wish.task.command
         self._picks = wish.picks
+        self._picking = wish.picks != Picks()
         self._tenant = tenant
         self._limits = limits
-        self._new = partial(NewTask, **_said(replace(wish.task, command=wish.task.command or "any")))
-        self._as_it_is = wish.task.codec == "json" and wish.picks == Picks()
 
-    def made_of(self, rows: Sequence[Row]) -> list[NewTask | Bad]:
-        """Returns a task for each row, or why it is none."""
-        if self._as_it_is:
+    def made_of(self, rows: Sequence[Row]) -> Sequence[Made | Bad]:
+        """Returns what becomes of each row, or why it is no task."""
+        if self._task.codec == "json" and not self._picking:
             texts = [row for row in rows if type(row) is bytes]
             if len(texts) == len(rows) and self._are_good(texts):
-                new = self._new
-                return [new(payload=text) for text in texts]
+                return texts
         return [self._one(row) for row in rows]
+
+    def chunks(self, made: Sequence[Made]) -> Iterator[Rows]:
+        """Yields chunks of a load of what was made of rows."""
+        if self._picking:
+            tasks = [one for one in made if isinstance(one, NewTask)]
+            return map(rows_of, batches(tasks, {}, lambda task: len(task.payload)))
+        payloads = [one for one in made if isinstance(one, bytes)]
+        return (Rows([*some], [self._task]) for some in batches(payloads, {}, len))
 
     def _are_good(self, texts: Sequence[bytes]) -> bool:
         """Whether all can be taken as they are: a quick look for the usual case."""
@@ -171,31 +179,30 @@ class Tasks:
             return False
         return max(map(len, texts)) <= self._limits.payload_max_bytes
 
-    def _one(self, row: Row) -> NewTask | Bad:
+    def _one(self, row: Row) -> Made | Bad:
         if isinstance(row, Bad):
             return row
         try:
-            task = self._made(row)
-            # What all have in common was checked before.
-            if self._picks != Picks() or len(task.payload) > self._limits.payload_max_bytes:
-                checks.check_new_task(self._tenant, task, self._limits)
+            return self._picked_from(row) if self._picking else self._payload(row)
         except InvalidInput as error:
             return Bad(error, row)
-        return task
 
-    def _made(self, row: bytes | dict[str, Any]) -> NewTask:
-        value: Any = row
-        if isinstance(row, bytes):
-            value = _value(row)
-            if self._as_it_is:
-                return self._new(payload=row)
-        if self._picks == Picks():
-            return self._new(payload=codecs.encode(value, self._task.codec))
+    def _payload(self, row: bytes | dict[str, Any]) -> bytes:
+        value = _value(row) if isinstance(row, bytes) else row
+        payload = row if isinstance(row, bytes) else b""
+        if not payload or self._task.codec != "json":
+            payload = codecs.encode(value, self._task.codec)
+        checks.check_payload(payload, self._limits)
+        return payload
+
+    def _picked_from(self, row: bytes | dict[str, Any]) -> NewTask:
+        value = _value(row) if isinstance(row, bytes) else dict(row)
         if not isinstance(value, dict):
             raise CodecError("it is no object, so that no field can be taken from it")
-        value = dict(value)
-        picked = self._picked(value)
-        return self._new(payload=codecs.encode(value, self._task.codec), **picked)
+        options = self._picked(value)
+        task = replace(self._task, payload=codecs.encode(value, self._task.codec), **options)
+        checks.check_new_task(self._tenant, task, self._limits)
+        return task
 
     def _picked(self, value: dict[str, Any]) -> dict[str, Any]:
         """Returns the options that a row has, and takes them out of it."""
@@ -211,7 +218,7 @@ class Tasks:
             found = None if field is None else value.pop(field, None)
             if found is not None:
                 picked[option] = read(field, found)
-        if not (picked.get("command") or self._task.command):
+        if self._needs_command and "command" not in picked:
             raise InvalidOption(f"it has no command under {picks.command!r}, and none is given for all")
         return picked
 
@@ -278,13 +285,13 @@ class Aside:
         self.count = 0
         self.file: Path | None = None
 
-    def sort_out(self, block: Block, tasks: Sequence[NewTask | Bad]) -> list[NewTask]:
-        """Returns those that are tasks."""
-        good = [task for task in tasks if type(task) is NewTask]
-        if len(good) < len(tasks):
-            for number, task in zip(block.numbers, tasks, strict=True):
-                if isinstance(task, Bad):
-                    self._put(number, task)
+    def sort_out(self, block: Block, made: Sequence[Made | Bad]) -> list[Made]:
+        """Returns those that became something."""
+        good = [one for one in made if not isinstance(one, Bad)]
+        if len(good) < len(made):
+            for number, one in zip(block.numbers, made, strict=True):
+                if isinstance(one, Bad):
+                    self._put(number, one)
         return good
 
     def _put(self, number: int, bad: Bad) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from dibs.errors import InvalidInput, InvalidOption, StoreError
 from dibs.ids import chunk_id_of, id_to_text, new_id
 from dibs.stores.protocol import Store
-from dibs.task import CHUNKS_MAX, Committed, NewTask, Staged
+from dibs.task import CHUNKS_MAX, Committed, Rows, Staged
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Load:
         self._chunk_ids: list[bytes] = []
         self._in_flight: deque[asyncio.Task[Staged]] = deque()
 
-    async def stage(self, rows: Sequence[NewTask]) -> bytes:
+    async def stage(self, rows: Rows) -> bytes:
         """Begins to stage a chunk, and returns its id. Waits while too many are on their way, and raises what has
         become of an earlier one."""
         number = len(self._chunk_ids)
@@ -55,7 +55,7 @@ class Load:
         self._chunk_ids.append(chunk_id)
         if not self.already:
             self._in_flight.append(asyncio.create_task(self._stage(chunk_id, rows, self.rows)))
-        self.rows += len(rows)
+        self.rows += len(rows.payloads)
         await asyncio.sleep(0)  # it begins now, and others in this loop have their turn
         while len(self._in_flight) >= CHUNKS_IN_FLIGHT:
             await self._first()
@@ -93,7 +93,7 @@ class Load:
         self._in_flight.popleft()
         self.already = self.already or staged.already
 
-    async def _stage(self, chunk_id: bytes, rows: Sequence[NewTask], before: int) -> Staged:
+    async def _stage(self, chunk_id: bytes, rows: Rows, before: int) -> Staged:
         try:
             return await self._ask(lambda store: store.stage(self._tenant, chunk_id, rows))
         except InvalidInput as error:
