@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
+import fcntl
 import json
 import os
+import shutil
 import signal
+import struct
+import subprocess
+import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +21,8 @@ import pytest
 
 from dibs.cli import run
 from dibs.cli.rows import LINE_MAX_BYTES
+from dibs.ids import chunk_id_of
+from dibs.stores import open_store
 from tests.cli.terminal import PATIENCE_S, dibs, on_terminal
 from tests.cli.test_processes import started
 
@@ -369,11 +378,12 @@ def test_killed_half_way(empty: Path) -> None:
     os.mkfifo(empty / "pipe")
     dibs("enqueue", "other", cwd=empty)
     with started(*args, cwd=empty) as process, (empty / "pipe").open("w") as pipe:
-        # More than it reads at once: when the last of it is taken from the pipe, some of it has been staged.
-        pipe.write(rows + " \n" * 1_200_000)
+        # More than a pipe holds: when the last of it is written, the first of it has been staged.
+        pipe.write(rows + " \n" * 200_000)
         pipe.flush()
         os.kill(process.pid, signal.SIGKILL)
         process.wait(PATIENCE_S)
+    assert asyncio.run(staged(shutil.copytree(empty / "dibs-data", empty / "copy"), "import")) >= 1
     assert len(json.loads(dibs("ls", "--all", "--json", cwd=empty).stdout)["tasks"]) == 1
     (empty / "pipe").unlink()
     (empty / "pipe").write_text(rows)
@@ -384,18 +394,38 @@ def test_killed_half_way(empty: Path) -> None:
     assert dibs("doctor", cwd=empty).returncode == 0
 
 
+async def staged(directory: Path, name: str) -> int:
+    """How many chunks of a load wait for their commit; they are dropped."""
+    async with await open_store(directory) as store:
+        return await store.drop("default", [chunk_id_of("default", name, number) for number in range(5)])
+
+
 def test_interrupted_half_way(empty: Path) -> None:
     """Ctrl-C while rows are awaited ends it at once with 130, says that nothing was enqueued, and it is so."""
     with started("enqueue", "a", "--from", "-", "--format", "jsonl", cwd=empty) as process:
         assert process.stdin is not None
         assert process.stderr is not None
-        process.stdin.write(b"1\n" * 1_200_000)
+        process.stdin.write(b"1\n" * 300_000)
         process.stdin.flush()
+        wait_until_it_waits(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
         assert process.stderr.read() == b"Interrupted: nothing was enqueued.\n"
     assert json.loads(dibs("ls", "--json", cwd=empty).stdout)["tasks"] == []
     assert dibs("doctor", cwd=empty).returncode == 0
+
+
+def wait_until_it_waits(process: subprocess.Popen[bytes]) -> None:
+    """Until all that was written to it is read, and it sleeps."""
+    assert process.stdin is not None
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        unread = struct.unpack("i", fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4)))[0]
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if unread == 0 and state == "S":
+            return
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_changed_while_it_is_read(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,8 @@ class JsonLines:
         numbers: list[int] = []
         rows: list[Row] = []
         for lines in self._lines():
+            if number == 0:
+                lines[0] = lines[0].removeprefix(_BOM)
             texts = [line.strip() for line in lines]
             taken += sum(map(len, lines)) + len(lines)
             if all(texts):
@@ -148,13 +150,19 @@ class JsonLines:
             yield Block(numbers, rows, taken)
 
     def _lines(self) -> Iterator[list[bytes]]:
-        rest = self._stream.read(READ_BYTES).removeprefix(_BOM)
-        while piece := self._stream.read(READ_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > LINE_MAX_BYTES:
+        """Yields lines without their ends, as many as have come."""
+        begun: list[bytes] = []
+        # Not `read`, which goes on by itself until it has all, and does not notice Ctrl-C between two parts of it.
+        while piece := self._stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+            *lines, rest = piece.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*begun, lines[0]])
+                begun = []
+                yield lines
+            begun.append(rest)
+            if sum(map(len, begun)) > LINE_MAX_BYTES:
                 raise CodecError(f"a line is longer than {LINE_MAX_BYTES:,} bytes: these are no JSON lines")
-            yield lines
-        yield rest.split(b"\n")
+        yield [b"".join(begun)]
 
 
 # --------------------------------------------------------------------------------------------------------- CSV
