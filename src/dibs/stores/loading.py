@@ -57,7 +57,8 @@ class Load:
             self._in_flight.append(asyncio.create_task(self._stage(chunk_id, rows, self.rows)))
         self.rows += len(rows.payloads)
         await asyncio.sleep(0)  # it begins now, and others in this loop have their turn
-        while len(self._in_flight) >= CHUNKS_IN_FLIGHT:
+        # The first one is waited for: a store that refuses, or knows this load, says so before much is read.
+        while len(self._in_flight) >= (CHUNKS_IN_FLIGHT if number else 1):
             await self._first()
         return chunk_id
 
@@ -98,5 +99,5 @@ class Load:
             return await self._ask(lambda store: store.stage(self._tenant, chunk_id, rows))
         except InvalidInput as error:
             if before:
-                error.add_note(f"Rows are counted from the {before + 1:,}th on.")
+                error.add_note(f"Its rows are counted after the first {before:,} of the load.")
             raise
