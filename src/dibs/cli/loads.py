@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -26,10 +27,10 @@ from dibs.cli.output import count_text, echo_json, note, plural, rows_progress
 from dibs.cli.rows import Bad, Block, Reader, Row, Source
 from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
-from dibs.stores.batches import batches, rows_of
+from dibs.stores.batches import batches
 from dibs.stores.loading import Ask, Load
 from dibs.stores.protocol import Store
-from dibs.task import Committed, NewTask, Rows
+from dibs.task import BATCH_MAX, Committed, NewTask, Rows
 
 T = TypeVar("T")
 
@@ -140,7 +141,15 @@ def _tell(session: Session, wish: Wish, name: str, done: Committed, aside: Aside
 # ------------------------------------------------------------------------------------------- what becomes of a row
 
 
-Made = bytes | NewTask
+class Told(NamedTuple):
+    """A row that says more than its payload."""
+
+    payload: bytes
+    key: str | None
+    options: NewTask
+
+
+Made = bytes | Told
 """What becomes of a row: a payload, where it says nothing else."""
 
 
@@ -151,9 +160,11 @@ class Tasks:
         self._task = replace(wish.task, command=wish.task.command or "any")
         self._needs_command = not wish.task.command
         self._picks = wish.picks
+        self._takes_out = replace(wish.picks, key=None) != Picks()
         self._picking = wish.picks != Picks()
         self._tenant = tenant
         self._limits = limits
+        self._options = lru_cache(maxsize=4 * BATCH_MAX)(self._made_options)
 
     def made_of(self, rows: Sequence[Row]) -> Sequence[Made | Bad]:
         """Returns what becomes of each row, or why it is no task."""
@@ -166,10 +177,17 @@ class Tasks:
     def chunks(self, made: Sequence[Made]) -> Iterator[Rows]:
         """Yields chunks of a load of what was made of rows."""
         if self._picking:
-            tasks = [one for one in made if isinstance(one, NewTask)]
-            return map(rows_of, batches(tasks, {}, lambda task: len(task.payload)))
+            told = [one for one in made if isinstance(one, Told)]
+            return map(self._chunk, batches(told, {}, lambda one: len(one.payload)))
         payloads = [one for one in made if isinstance(one, bytes)]
         return (Rows([*some], [self._task]) for some in batches(payloads, {}, len))
+
+    def _chunk(self, told: Sequence[Told]) -> Rows:
+        options = {id(one.options): one.options for one in told}
+        numbers = {name: number for number, name in enumerate(options)}
+        kinds = [numbers[id(one.options)] for one in told] if len(options) > 1 else []
+        keys = [one.key for one in told] if self._picks.key is not None else []
+        return Rows([one.payload for one in told], [*options.values()], kinds, keys)
 
     def _are_good(self, texts: Sequence[bytes]) -> bool:
         """Whether all can be taken as they are: a quick look for the usual case."""
@@ -183,44 +201,47 @@ class Tasks:
         if isinstance(row, Bad):
             return row
         try:
-            return self._picked_from(row) if self._picking else self._payload(row)
+            value = _value(row) if isinstance(row, bytes) else dict(row)
+            key, options = self._picked(value) if self._picking else (None, self._task)
+            # JSON that nothing was taken out of is kept as it is written.
+            whole = self._task.codec == "json" and not self._takes_out
+            payload = row if whole and isinstance(row, bytes) else codecs.encode(value, self._task.codec)
+            checks.check_payload(payload, self._limits)
         except InvalidInput as error:
             return Bad(error, row)
+        return Told(payload, key, options) if self._picking else payload
 
-    def _payload(self, row: bytes | dict[str, Any]) -> bytes:
-        value = _value(row) if isinstance(row, bytes) else row
-        payload = row if isinstance(row, bytes) else b""
-        if not payload or self._task.codec != "json":
-            payload = codecs.encode(value, self._task.codec)
-        checks.check_payload(payload, self._limits)
-        return payload
-
-    def _picked_from(self, row: bytes | dict[str, Any]) -> NewTask:
-        value = _value(row) if isinstance(row, bytes) else dict(row)
+    def _picked(self, value: Any) -> tuple[str | None, NewTask]:
+        """Returns the key and the options that a row has, and takes the options out of it."""
         if not isinstance(value, dict):
             raise CodecError("it is no object, so that no field can be taken from it")
-        options = self._picked(value)
-        task = replace(self._task, payload=codecs.encode(value, self._task.codec), **options)
+        picks, key = self._picks, None
+        if picks.key is not None:
+            key = key_of(value, picks.key)
+            checks.check_key(key)
+        if not self._takes_out:
+            return key, self._task
+        return key, self._options(
+            _option(value, picks.command, _text),
+            _option(value, picks.priority, _whole),
+            _option(value, picks.delay, _duration_s),
+            _option(value, picks.run_at, _time_ms),
+        )
+
+    def _made_options(
+        self, command: str | None, priority: int | None, delay_s: float | None, run_at_ms: int | None
+    ) -> NewTask:
+        if self._needs_command and command is None:
+            raise InvalidOption(f"it has no command under {self._picks.command!r}, and none is given for all")
+        named = {"command": command, "priority": priority, "delay_s": delay_s, "run_at_ms": run_at_ms}
+        task = replace(self._task, **{name: value for name, value in named.items() if value is not None})
         checks.check_new_task(self._tenant, task, self._limits)
         return task
 
-    def _picked(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Returns the options that a row has, and takes them out of it."""
-        picks, picked = self._picks, dict[str, Any]()
-        if picks.key is not None:
-            picked["key"] = key_of(value, picks.key)
-        for option, field, read in (
-            ("command", picks.command, _text),
-            ("priority", picks.priority, _whole),
-            ("delay_s", picks.delay, _duration_s),
-            ("run_at_ms", picks.run_at, _time_ms),
-        ):
-            found = None if field is None else value.pop(field, None)
-            if found is not None:
-                picked[option] = read(field, found)
-        if self._needs_command and "command" not in picked:
-            raise InvalidOption(f"it has no command under {picks.command!r}, and none is given for all")
-        return picked
+
+def _option(value: dict[str, Any], field: str | None, read: Callable[[str, object], T]) -> T | None:
+    found = None if field is None else value.pop(field, None)
+    return None if field is None or found is None else read(field, found)
 
 
 _decode_json = msgspec.json.Decoder().decode
@@ -241,27 +262,27 @@ def key_of(value: Any, field: str) -> str:
     return str(key)
 
 
-def _text(field: str | None, value: object) -> str:
+def _text(field: str, value: object) -> str:
     if isinstance(value, str):
         return value
     raise InvalidOption(f"{field} is {value!r}: use a text")
 
 
-def _whole(field: str | None, value: object) -> int:
+def _whole(field: str, value: object) -> int:
     try:
         return value if isinstance(value, int) else int(str(value))
     except ValueError:
         raise InvalidOption(f"{field} is {value!r}: use a whole number") from None
 
 
-def _duration_s(field: str | None, value: object) -> float:
+def _duration_s(field: str, value: object) -> float:
     try:
         return read_duration_s(value)
     except ValueError as error:
         raise InvalidOption(f"{field} is {value!r}: {error}") from None
 
 
-def _time_ms(field: str | None, value: object) -> int:
+def _time_ms(field: str, value: object) -> int:
     try:
         at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
