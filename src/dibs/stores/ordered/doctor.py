@@ -33,10 +33,10 @@ from dibs.stores.ordered.keys import (
     expiry_key,
     from8,
     from_count,
-    has_blocks,
     id_of,
     is_block,
     ms8,
+    names_block,
     parse_block_name,
     parse_due_key,
     parse_expiry_key,
@@ -432,7 +432,7 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
     """Whether the task, or the block, that an index entry is about stands there."""
-    if has_blocks(tenant, entry) and is_block(entry):
+    if names_block(tenant, entry):
         return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
     return _agrees(

@@ -200,14 +200,13 @@ def delayed_rank(visible_ms: int, kind: bytes = KIND_TASK) -> bytes:
 
 
 def is_block(entry: bytes) -> bool:
-    """Whether an entry of ready or delayed is about a block of rows rather than a task. In other places there are none,
-    and the byte is part of a time."""
+    """Whether a ready or delayed entry is about a block of rows rather than a task."""
     return entry[_KIND_AT] == _BLOCK
 
 
-def has_blocks(tenant: TenantKeys, entry: bytes) -> bool:
-    """Whether an entry, or the prefix of a place, is of a place that blocks can be in."""
-    return entry[len(tenant.first)] in b"PD"
+def names_block(tenant: TenantKeys, entry: bytes) -> bool:
+    """The same for an entry of any place: the others have no blocks, and a time where these have their kind."""
+    return entry[len(tenant.first)] in b"PD" and is_block(entry)
 
 
 def block_name(chunk: bytes, number: int) -> bytes:

@@ -23,9 +23,8 @@ from dibs.stores.ordered.keys import (
     TenantKeys,
     end_of,
     from_count,
-    has_blocks,
     id_of,
-    is_block,
+    names_block,
     queue_keys,
     tenant_keys,
 )
@@ -216,10 +215,9 @@ def _by_place(
     """Yields the tasks of a place in its order, after an entry, or after a turn of the block that had it; the rows of
     a block stand together, where the block stands."""
     start = prefix if after is None else after if turn is not None else after + b"\0"
-    blocks = has_blocks(tenant, prefix)
     for key in _keys(txn, prefix, start):
         name = id_of(key)
-        if blocks and is_block(key):
+        if names_block(tenant, key):
             found = block_of(txn, tenant, key)
             # The block may have moved since: it is known by its name.
             first = turn + 1 if turn is not None and after is not None and id_of(after) == name else 0
