@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from dibs.clock import ManualClock
+from dibs.ids import new_id
+from dibs.stores.batches import row_ids
 from dibs.stores.protocol import Store
 from dibs.task import ByKey, Cancelled, Duplicate, Enqueued, EventKind, NewTask, Place, Result, Status
 from dibs.testing.contract.steps import (
     COMMAND,
     TENANT,
     assert_counts,
+    commit,
     complete,
     drain,
     fail,
@@ -28,6 +31,7 @@ from dibs.testing.contract.steps import (
     read_events,
     release,
     some_rows,
+    stage,
     sweep_all,
     take,
 )
@@ -56,6 +60,14 @@ async def again(store: Store, key: str = "k", **options: Any) -> object:
     """Enqueues with a key that may be taken."""
     [outcome] = await store.enqueue(TENANT, [NewTask(command=COMMAND, key=key, **options)])
     return outcome
+
+
+async def load_beside(store: Store, key: str, *others: None) -> bytes:
+    """Loads a row with a key and rows without one behind it, all in the slot of the key; returns the first one's id."""
+    rows = keyed(key, *others)
+    chunk = await stage(store, rows, new_id(TENANT, COMMAND, key))
+    await commit(store, chunk)
+    return row_ids(TENANT, chunk, rows)[0]
 
 
 @pytest.mark.anyio
@@ -108,7 +120,7 @@ class TestLoadKeys:
 
     async def test_a_row_that_was_claimed_holds_its_key(self, store: Store) -> None:
         """From then on it is the first: enqueues with the key are its duplicates at every stage."""
-        [row, *_] = await load(store, keyed("k", None, None))
+        row = await load_beside(store, "k", None, None)
         lease = await take(store)
         assert lease.key == "k"
         assert await again(store) == Duplicate(row, Status.IN_PROGRESS)
@@ -175,7 +187,7 @@ class TestLoadKeys:
 
     async def test_a_dead_row_may_be_revived(self, store: Store) -> None:
         """A row that failed holds its key as a dead letter does."""
-        [row, _] = await load(store, keyed("k", None))
+        row = await load_beside(store, "k", None)
         await fail(store, await take(store))
         assert await again(store) == Duplicate(row, Status.FAILED, (await look(store, row)).result)
         assert await again(store, on_duplicate="replay_dead") == Duplicate(row, Status.PENDING, replayed=True)
