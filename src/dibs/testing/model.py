@@ -4,6 +4,10 @@ Each verb of :class:`Model` says what the answer must be and what every task mus
 from the rules and knows nothing of keys, indexes or transactions. What time alone does (promote, take back, expire,
 prune) may happen in a claim or wait for the sweep; the model accepts either, and does all of it in a sweep.
 :mod:`dibs.testing.simulation` holds a store against it.
+
+A row of a load that has a key is *undecided* from the commit until the store shows that it holds the key or lost it:
+the rules leave open when that is, so the model is told (:meth:`Model.decide`) and checks that it may be so. A row wins
+only a key that nobody holds, and loses only one that somebody holds, or held within the same operation.
 """
 
 from __future__ import annotations
@@ -11,8 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from dibs.clock import Clock
+from dibs.ids import CHUNK_BYTES
+from dibs.stores.batches import row_ids
 from dibs.task import (
+    CHUNK_KEEP_S,
     DEAD_RETENTION_DEFAULT_S,
     LEASE_DEFAULT_S,
     MAX_ATTEMPTS_DEFAULT,
@@ -23,6 +32,7 @@ from dibs.task import (
     ByKey,
     Cancelled,
     Cause,
+    Committed,
     Duplicate,
     Enqueued,
     ErrorInfo,
@@ -42,6 +52,7 @@ from dibs.task import (
     Result,
     Settled,
     Settlement,
+    Staged,
     Status,
     Swept,
     Task,
@@ -117,10 +128,17 @@ class Known:
     unkept: bool = False
     faded: bool = False
     """The result was pruned; the record is still there."""
+    undecided: bool = False
+    """A row with a key that it neither holds nor has lost."""
 
     @property
     def id(self) -> bytes:
         return self.new.id
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Of whom it is, and its key."""
+        return self.tenant, self.new.command, self.new.key or ""
 
     @property
     def priority(self) -> int:
@@ -204,11 +222,21 @@ class Model:
     paused: set[tuple[str, str]] = field(default_factory=set)
     claims: dict[tuple[str, bytes], list[tuple[bytes, bytes]]] = field(default_factory=dict)
     pruned: set[tuple[str, bytes]] = field(default_factory=set)
+    staged: dict[tuple[str, bytes], tuple[Sequence[NewTask], int]] = field(default_factory=dict)
+    """Chunks that wait for a commit: their rows, and until when they are kept."""
+    loads: dict[tuple[str, str], int] = field(default_factory=dict)
+    contested: set[tuple[str, str, str]] = field(default_factory=set)
+    """The keys that somebody held, or tried to, in this operation."""
     step: int = 0
 
     @property
     def now_ms(self) -> int:
         return self.clock.now_ms()
+
+    def begin(self) -> None:
+        """Begins an operation."""
+        self.step += 1
+        self.contested = set(self.keys)
 
     def task(self, tenant: str, task_id: bytes | None) -> Known | None:
         """Returns a task that exists."""
@@ -233,7 +261,12 @@ class Model:
                 return Duplicate(owner.id, Status.PENDING, replayed=True)
             if owner is not None:
                 return Duplicate(owner.id, owner.status, owner.result(self.now_ms))
-            self.keys[(tenant, new.command, new.key)] = new.id
+            self._hold(self._put(tenant, new, index))
+        else:
+            self._put(tenant, new, index)
+        return Enqueued(new.id)
+
+    def _put(self, tenant: str, new: NewTask, index: int) -> Known:
         due_ms = self.now_ms + _ms(new.delay_s) if new.run_at_ms is None else new.run_at_ms
         task = Known(
             tenant=tenant,
@@ -245,7 +278,82 @@ class Model:
             rank=(self.step, index),
         )
         self.tasks[(tenant, new.id)] = task
-        return Enqueued(new.id)
+        return task
+
+    # ---------------------------------------------------------------------------------------------------------- loads
+
+    def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> Staged:
+        if self._has_tasks(tenant, chunk_id):
+            return Staged(len(rows), already=True)
+        self.staged[(tenant, chunk_id)] = rows, self.now_ms + _ms(CHUNK_KEEP_S)
+        return Staged(len(rows))
+
+    def waits(self, tenant: str, chunk_id: bytes) -> bool:
+        """True if a commit may name the chunk."""
+        _, until_ms = self.staged.get((tenant, chunk_id), ((), 0))
+        return until_ms > self.now_ms and not self._has_tasks(tenant, chunk_id)
+
+    def commit_load(self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes]) -> Committed | None:
+        """None: it is refused."""
+        if self.loads.get((tenant, name), -1) >= seq:
+            return Committed(0, already=True)
+        if not all(self.waits(tenant, chunk_id) for chunk_id in chunk_ids):
+            return None
+        self.loads[(tenant, name)] = seq
+        count = 0
+        for chunk_id in chunk_ids:
+            rows, _ = self.staged.pop((tenant, chunk_id))
+            for row, row_id in zip(rows, row_ids(tenant, chunk_id, rows), strict=True):
+                self._put(tenant, replace(row, id=row_id), count).undecided = row.key is not None
+                count += 1
+        return Committed(count)
+
+    def drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
+        return sum(self.staged.pop((tenant, chunk_id), None) is not None for chunk_id in dict.fromkeys(chunk_ids))
+
+    def _has_tasks(self, tenant: str, chunk_id: bytes) -> bool:
+        """True if there are tasks with the ids of the chunk's rows: it was committed, and they are still known."""
+        return any(whose == tenant and task_id[:CHUNK_BYTES] == chunk_id[:CHUNK_BYTES] for whose, task_id in self.tasks)
+
+    def undecided(self) -> list[Known]:
+        """Returns the rows that neither hold nor have lost their key."""
+        return [task for task in self.tasks.values() if task.undecided]
+
+    def decide(
+        self, after: Callable[[Known], Task | None], holder: Callable[[tuple[str, str, str]], bytes | None]
+    ) -> int:
+        """Takes over which keys were decided: `after` shows a task as the store has it now, `holder` who has a key.
+        Returns how many rows lost theirs."""
+        for row in self.undecided():
+            if holder(row.name) == row.id:
+                assert self._owner(row) is None, "a row has a key that another task held"
+                self._hold(row)
+        lost = [row for row in self.undecided() if _lost_its_key(after(row))]
+        for row in lost:
+            self._lose(row, after)
+        return len(lost)
+
+    def _owner(self, row: Known) -> Known | None:
+        return self.task(row.tenant, self.keys.get(row.name))
+
+    def _hold(self, task: Known) -> None:
+        task.undecided = False
+        self.keys[task.name] = task.id
+        self.contested.add(task.name)
+
+    def _lose(self, row: Known, after: Callable[[Known], Task | None]) -> Known | None:
+        """Ends a row whose key another task has. Returns that task if the row has revived it."""
+        assert row.status is Status.PENDING
+        assert row.name in self.contested, "a row lost a key that nobody held"
+        owner = self._owner(row)
+        self._end(row, Status.CANCELLED, Reason.DUPLICATE)
+        if owner is None or owner.status is not Status.FAILED or row.new.on_duplicate != "replay_dead":
+            return None
+        seen = after(owner)
+        if seen is None or seen.status is Status.FAILED:
+            return None
+        self._revive(owner, 0)
+        return owner
 
     # ---------------------------------------------------------------------------------------------------------- claim
 
@@ -275,15 +383,18 @@ class Model:
         for command in commands:
             if (tenant, command) in self.paused or len(leases) - len(left) == limit:
                 continue
-            pool = self._claimable(tenant, command, {lease.id for lease in leases}, after)
-            while pool and len(leases) - len(left) < limit:
-                assert left, f"{len(pool)} more tasks could have been claimed from {command}"
+            pool, open_to_it = self._claimable(tenant, command, {lease.id for lease in leases}, after)
+            while pool + open_to_it and len(leases) - len(left) < limit:
+                if not left or all(task.id != left[0].id for task in pool + open_to_it):
+                    assert not pool, f"{len(pool)} more tasks could have been claimed from {command}"
+                    break
                 lease = left.pop(0)
-                task = next((task for task in pool if task.id == lease.id), None)
-                assert task is not None, "a task was delivered that is not ready in the first queue that has any"
-                assert task.order == min(other.order for other in pool), "not the first in order was delivered"
-                pool.remove(task)
+                [task] = [task for task in pool + open_to_it if task.id == lease.id]
+                assert task in open_to_it or task.order == min(other.order for other in pool), "not the first in order"
+                (pool if task in pool else open_to_it).remove(task)
+                self._decide_by_delivery(task)
                 self._grant(task, lease, lease_s, worker)
+                pool = [other for other in pool if not (other.undecided and other.name == task.name)]
         assert not left, "more was delivered than is ready"
         if claim_id is not None and leases:
             self.claims[(tenant, claim_id)] = [(lease.id, lease.token) for lease in leases]
@@ -291,18 +402,40 @@ class Model:
 
     def _claimable(
         self, tenant: str, command: str, taken: set[bytes], after: Callable[[Known], Task | None]
-    ) -> list[Known]:
-        pool = []
-        for task in self._of(tenant):
-            if task.new.command != command:
-                continue
+    ) -> tuple[list[Known], list[Known]]:
+        """Returns what has to be delivered, and what may be: rows whose key is held by a task that is past its start
+        deadline, and tasks that a row with their key has just revived."""
+        queue = [task for task in self._of(tenant) if task.new.command == command]
+        for task in queue:
             if task.due(self.now_ms):
                 self._to_ready(task)
             elif task.overdue(self.now_ms) and (task.id in taken or self._was_taken_back(task, after(task))):
                 self._take_back(task)
-            if task.place is Place.READY and not task.late(self.now_ms):
+        open_to_it = []
+        for row in queue:
+            if row.undecided and row.new.on_duplicate == "replay_dead" and _lost_its_key(after(row)):
+                revived = self._lose(row, after) if self._owner(row) is not None else None
+                open_to_it += [] if revived is None else [revived]
+        pool = []
+        for task in queue:
+            if task.place is not Place.READY or task.late(self.now_ms) or task in open_to_it:
+                continue
+            owner = self._owner(task) if task.undecided else None
+            if owner is None and not (task.undecided and _lost_its_key(after(task))):
                 pool.append(task)
-        return pool
+            elif owner is not None and owner.late(self.now_ms):
+                open_to_it.append(task)
+        return pool, open_to_it
+
+    def _decide_by_delivery(self, task: Known) -> None:
+        """A row that was delivered holds its key; a holder that was not started in time has just ended."""
+        if not task.undecided:
+            return
+        owner = self._owner(task)
+        if owner is not None:
+            assert owner.late(self.now_ms), "a row was delivered whose key another task holds"
+            self._end(owner, Status.CANCELLED, Reason.EXPIRED)
+        self._hold(task)
 
     def _grant(self, task: Known, lease: Lease, lease_s: float | None, worker: str) -> None:
         lease_ms = _ms(lease_s or task.new.lease_s or LEASE_DEFAULT_S)
@@ -425,12 +558,22 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------- what people do
 
-    def cancel(self, tenant: str, refs: Sequence[bytes | ByKey]) -> list[Cancelled]:
-        return [self._cancel(self._named(tenant, ref)) for ref in refs]
+    def cancel(
+        self, tenant: str, refs: Sequence[bytes | ByKey], after: Callable[[Known], Task | None] | None = None
+    ) -> list[Cancelled]:
+        """`after` shows a task as the store has it now: a row that is too late, or would lose its key, may end by that
+        instead."""
+        return [self._cancel(self._named(tenant, ref), after) for ref in refs]
 
-    def _cancel(self, task: Known | None) -> Cancelled:
+    def _cancel(self, task: Known | None, after: Callable[[Known], Task | None] | None) -> Cancelled:
         if task is None:
             return Cancelled("unknown")
+        seen = after(task) if after is not None and not task.status.ended else None
+        if task.undecided and _lost_its_key(seen):
+            assert task.name in self.contested, "a row lost a key that nobody held"
+            self._end(task, Status.CANCELLED, Reason.DUPLICATE)
+        elif task.late(self.now_ms) and seen is not None and seen.reason == Reason.EXPIRED:
+            self._end(task, Status.CANCELLED, Reason.EXPIRED)
         if task.status.ended:
             return Cancelled("ended", task.status)
         if task.status is Status.IN_PROGRESS:
@@ -501,6 +644,7 @@ class Model:
                 self._prune(task)
             elif task.status.ended and task.result_until_ms <= self.now_ms:
                 task.data, task.error, task.codec, task.faded = None, None, "json", True
+        self.staged = {who: (rows, until_ms) for who, (rows, until_ms) in self.staged.items() if until_ms > self.now_ms}
         return Swept(promoted=promoted, expired=expired, cancelled=cancelled)
 
     def _take_back(self, task: Known) -> None:
@@ -525,6 +669,7 @@ class Model:
 
     def _end(self, task: Known, status: Status, reason: str | None, ttl_s: float | None = None) -> None:
         task.status, task.reason, task.token, task.ended_ms = status, reason, b"", self.now_ms
+        task.undecided = False
         task.place = Place.DEAD if status is Status.FAILED else Place.NONE
         own_ttl_s = RESULT_TTL_DEFAULT_S if task.new.result_ttl_s is None else task.new.result_ttl_s
         retention_s = max(own_ttl_s, task.new.retention_s or 0.0)
@@ -584,6 +729,10 @@ def _lost(task: Known | None, token: bytes) -> Cause | None:
     if task.status is not Status.IN_PROGRESS:
         return Cause.NOT_IN_PROGRESS
     return None if task.token == token else Cause.OTHER_TOKEN
+
+
+def _lost_its_key(seen: Task | None) -> bool:
+    return seen is not None and seen.reason == Reason.DUPLICATE
 
 
 def _ms(seconds: float) -> int:

@@ -150,7 +150,8 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
 def _take_rows(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes) -> int:
     """Leases rows straight from the block at the head of a queue; returns how many it met that have ended instead."""
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    rows, seen = leave_block(queue, block, len(tokens) - len(leases))
+    left = leave_block(queue, block, len(tokens) - len(leases))
+    rows = left.rows
     for row, token in zip(rows, tokens[len(leases) :], strict=False):
         state = row.state
         state.token = token
@@ -159,7 +160,7 @@ def _take_rows(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: l
         state.attempts = 1
     queue.lease([], [row.id for row in rows], [row.state for row in rows], call.worker)
     leases += [_lease_of(call.tenant, row.id, row.state, row.body) for row in rows]
-    return seen - len(rows)
+    return left.seen - len(rows)
 
 
 def _is_task(entry: bytes) -> bool:

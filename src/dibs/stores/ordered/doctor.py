@@ -36,6 +36,7 @@ from dibs.stores.ordered.keys import (
     id_of,
     is_block,
     ms8,
+    names_block,
     parse_block_name,
     parse_due_key,
     parse_expiry_key,
@@ -431,7 +432,7 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
     """Whether the task, or the block, that an index entry is about stands there."""
-    if is_block(entry):
+    if names_block(tenant, entry):
         return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
     return _agrees(

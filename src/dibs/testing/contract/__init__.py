@@ -36,6 +36,11 @@ _TOPICS = (
     "heartbeat",
     "journal",
     "listing",
+    "load_events",
+    "load_keys",
+    "load_rows",
+    "load_times",
+    "loads",
     "order",
     "queues",
     "reading",
@@ -69,6 +74,11 @@ from dibs.testing.contract.harness import StoreHarness, anyio_backend, clock, no
 from dibs.testing.contract.heartbeat import TestHeartbeat
 from dibs.testing.contract.journal import TestEvents
 from dibs.testing.contract.listing import TestListing
+from dibs.testing.contract.load_events import TestLoadEvents
+from dibs.testing.contract.load_keys import TestLoadKeys
+from dibs.testing.contract.load_rows import TestCancelledRows, TestLoadRows, TestShownRows
+from dibs.testing.contract.load_times import TestLoadTimes
+from dibs.testing.contract.loads import TestCommit, TestLoadInput, TestLoadsOutlive, TestStage
 from dibs.testing.contract.order import TestOrder
 from dibs.testing.contract.queues import TestQueues
 from dibs.testing.contract.reading import TestReading, TestTrimming
@@ -87,10 +97,12 @@ __all__ = [
     "StoreHarness",
     "TestBadInput",
     "TestCancel",
+    "TestCancelledRows",
     "TestClaim",
     "TestClaimId",
     "TestClocks",
     "TestClose",
+    "TestCommit",
     "TestDeadLetters",
     "TestDeadlines",
     "TestDedup",
@@ -104,6 +116,12 @@ __all__ = [
     "TestHeartbeat",
     "TestKeepNothing",
     "TestListing",
+    "TestLoadEvents",
+    "TestLoadInput",
+    "TestLoadKeys",
+    "TestLoadRows",
+    "TestLoadTimes",
+    "TestLoadsOutlive",
     "TestNoTime",
     "TestOrder",
     "TestPurge",
@@ -114,6 +132,8 @@ __all__ = [
     "TestResults",
     "TestRetain",
     "TestSettle",
+    "TestShownRows",
+    "TestStage",
     "TestStats",
     "TestSweep",
     "TestTenants",
