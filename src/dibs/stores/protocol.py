@@ -442,6 +442,13 @@ class Store(abc.ABC):
         """What is held of each chunk; None: it does not wait for a commit here."""
 
     @abc.abstractmethod
+    async def _reserve(
+        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
+    ) -> Sequence[StagedPart | None]:
+        """`_staged`; if all wait for a commit they are kept for the load `holder` for so long: to others they are as
+        if they were committed."""
+
+    @abc.abstractmethod
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed: ...

@@ -149,6 +149,21 @@ def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[Staged
     ]
 
 
+def reserve(txn: Txn, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_ms: int) -> list[StagedPart | None]:
+    """`staged`, and keeps the chunks for one load for so long if all of them wait for a commit; those that another load
+    has do not."""
+    parts = staged(txn, tenant, chunk_ids)
+    keys = tenant_keys(tenant)
+    heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None]
+    others = {head.chunk_id for head in heads if head.held_until_ms > txn.now_ms and head.holder != holder}
+    found = [None if chunk_id in others else part for chunk_id, part in zip(chunk_ids, parts, strict=True)]
+    if all(part is not None for part in found):
+        for head in heads:
+            head.holder, head.held_until_ms = holder, txn.now_ms + hold_ms
+            txn.put(keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head))
+    return found
+
+
 def commit_load(
     txn: Txn, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_ms: int | None
 ) -> Committed:

@@ -229,6 +229,9 @@ class Head(Struct, array_like=True, gc=False):
     """The commit's number for its first row."""
     out: list[int] = []
     """Rows that left before it was their turn."""
+    holder: str = ""
+    """The load that is about to commit it over several shards, until then."""
+    held_until_ms: int = 0
 
     def done(self) -> bool:
         """True once every row has left."""

@@ -179,6 +179,12 @@ class OrderedStore(LocalStore):
     async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
         return self._read(lambda txn: loads.staged(txn, tenant, chunk_ids))
 
+    async def _reserve(
+        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
+    ) -> Sequence[StagedPart | None]:
+        hold_ms = round(hold_s * 1000)
+        return await self._lane().transact(lambda txn: loads.reserve(txn, tenant, chunk_ids, holder, hold_ms))
+
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:

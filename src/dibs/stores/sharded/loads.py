@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from time import monotonic
 
 from dibs.errors import StoreUnavailable, UnknownChunk
 from dibs.ids import id_to_text
@@ -25,6 +26,8 @@ from dibs.task import CHUNK_KEEP_S, Committed, Decision, Rows, Staged, StagedPar
 PART_KEEP_S = CHUNK_KEEP_S + 3_600.0
 #: So old a decision's maker has died, or its shard was down; a younger one is left to who made it.
 ABANDONED_S = 5.0
+#: A load that has not come to its decision by then has died on the way: others may have its chunks.
+HOLD_S = 60.0
 
 
 async def stage(shards: Shards, tenant: str, chunk_id: bytes, rows: Rows, keep_s: float) -> Staged:
@@ -73,7 +76,10 @@ async def commit_load(
             continue
         if state.seq >= seq:
             return Committed(0, already=True)
-        by_shard, rows = await _found(shards, tenant, chunk_ids)
+        reserved_s = monotonic()
+        by_shard, rows = await _reserve(shards, tenant, name, chunk_ids)
+        if monotonic() > reserved_s + HOLD_S / 2:
+            continue
         decision = Decision(tenant=tenant, name=name, seq=seq, chunk_ids=by_shard, forget_s=forget_s)
         if await home.ask(lambda store: store._decide(decision)):  # noqa: B023 asked at once
             await finish(shards, decision)
@@ -127,10 +133,26 @@ async def drop(shards: Shards, tenant: str, chunk_ids: Sequence[bytes]) -> int:
     return dropped
 
 
-async def _found(shards: Shards, tenant: str, chunk_ids: Sequence[bytes]) -> tuple[list[list[bytes]], int]:
-    """Returns the chunks of each shard, in order, and how many rows they have; without one of them there is no
-    commit."""
-    own = await shards.split(chunk_ids, shards.of_id, lambda store, some: store._staged(tenant, some))
+async def _reserve(shards: Shards, tenant: str, name: str, chunk_ids: Sequence[bytes]) -> tuple[list[list[bytes]], int]:
+    """Keeps chunks for a load that is about to be decided: two loads at once do not both get one. Returns the chunks of
+    each shard, in order, and how many rows they have; without one of them there is no commit."""
+
+    async def hold(hold_s: float) -> Sequence[StagedPart | None]:
+        return await shards.split(
+            chunk_ids, shards.of_id, lambda store, some: store._reserve(tenant, some, name, hold_s)
+        )
+
+    own = await hold(HOLD_S)
+    try:
+        return await _found(shards, tenant, chunk_ids, own)
+    except UnknownChunk:
+        await hold(0)
+        raise
+
+
+async def _found(
+    shards: Shards, tenant: str, chunk_ids: Sequence[bytes], own: Sequence[StagedPart | None]
+) -> tuple[list[list[bytes]], int]:
     pairs = [
         (number, chunk_id)
         for chunk_id, part in zip(chunk_ids, own, strict=True)

@@ -318,6 +318,14 @@ class ShardedStore(LocalStore):
         self._check_open()
         return await loads.stage(self._shards, tenant, chunk_id, rows, keep_s)
 
+    async def _reserve(
+        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
+    ) -> Sequence[StagedPart | None]:
+        self._check_open()
+        return await self._shards.split(
+            chunk_ids, self._shards.of_id, lambda store, some: store._reserve(tenant, some, holder, hold_s)
+        )
+
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:
