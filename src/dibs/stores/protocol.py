@@ -21,7 +21,7 @@ from msgspec import Struct
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.stores.batches import batches, ids_of, listed, merged, slices
+from dibs.stores.batches import batches, ids_of, listed, merged, rows_of, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
@@ -46,6 +46,7 @@ from dibs.task import (
     QueueConfig,
     Reader,
     Rejected,
+    Rows,
     Settled,
     Settlement,
     Staged,
@@ -253,7 +254,7 @@ class Store(abc.ABC):
 
     # ---------------------------------------------------------------------------------------------------------- loads
 
-    async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> Staged:
+    async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> Staged:
         """Stores a chunk of a load: 1 to 1,000 rows that nobody sees until a commit names the chunk. Without one it is
         forgotten after 24 hours.
 
@@ -262,7 +263,8 @@ class Store(abc.ABC):
         """
         checks.check_tenant(tenant)
         checks.check_chunk_id(chunk_id)
-        rows = listed(rows)
+        if not isinstance(rows, Rows):
+            rows = rows_of(checks.check_tasks("a chunk", listed(rows)))
         checks.check_rows(tenant, rows, self.limits)
         return await self._stage(tenant, chunk_id, rows)
 
@@ -416,7 +418,7 @@ class Store(abc.ABC):
         self,
         tenant: str,
         chunk_id: bytes,
-        rows: Sequence[NewTask],
+        rows: Rows,
         ids: Sequence[bytes] | None = None,
         parts: Sequence[int] = (),
         keep_s: float = CHUNK_KEEP_S,

@@ -36,9 +36,9 @@ from dibs.stores.ordered.records import (
     Block,
     Body,
     Head,
-    Rows,
     RunRows,
     State,
+    StoredRows,
     decode_head,
     decode_rows,
 )
@@ -53,7 +53,7 @@ _NO_CONFIG = QueueConfig()
 class ChunkRows:
     """The rows of a chunk as they were read, and what is found out about them on the way."""
 
-    def __init__(self, stored: Rows) -> None:
+    def __init__(self, stored: StoredRows) -> None:
         self.stored = stored
 
     @cached_property

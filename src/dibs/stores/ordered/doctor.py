@@ -60,8 +60,8 @@ from dibs.stores.ordered.records import (
     TAIL_BYTES,
     Body,
     Head,
-    Rows,
     State,
+    StoredRows,
     UnreadableRecord,
     decode_body,
     decode_head,
@@ -297,7 +297,7 @@ def _stands_somewhere(txn: ReadTxn, tenant: TenantKeys, chunk: bytes) -> bool:
     )
 
 
-def _make_tasks(txn: Txn, tenant: TenantKeys, name: bytes, rows: Rows) -> None:
+def _make_tasks(txn: Txn, tenant: TenantKeys, name: bytes, rows: StoredRows) -> None:
     chunk = Chunk(tenant, Head(name + bytes(TAIL_BYTES), b"", 0, [], []), ChunkRows(rows))
     for row in range(len(rows.payloads)):
         task_id = chunk.id(row)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -48,10 +46,10 @@ from dibs.stores.ordered.records import (
     Body,
     Detail,
     Head,
-    Rows,
     RunRows,
     State,
     StoredLoad,
+    StoredRows,
     decode_head,
     decode_load,
     encode_body,
@@ -60,11 +58,10 @@ from dibs.stores.ordered.records import (
     encode_rows,
 )
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import Committed, EventKind, NewTask, Reason, Staged
+from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged
 
 _NONCE_BYTES = 8
 _AFTER_ROWS = b"\xff" * (ID_BYTES - CHUNK_BYTES + 1)
-_said = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in ("payload", "id", "key")))
 
 
 class PreparedChunk(Struct, frozen=True):
@@ -97,30 +94,24 @@ class Left(Struct, frozen=True):
 
 
 def prepare_chunk(
-    tenant: str,
-    chunk_id: bytes,
-    rows: Sequence[NewTask],
-    ids: Sequence[bytes] | None,
-    parts: Sequence[int],
-    now_ms: int,
+    tenant: str, chunk_id: bytes, rows: Rows, ids: Sequence[bytes] | None, parts: Sequence[int], now_ms: int
 ) -> PreparedChunk:
     """Sorts rows into blocks and encodes them, outside the writer. `ids`: if the rows are a part of their chunk."""
-    options, kinds = _kinds(rows)
+    options, payloads = rows.options, rows.payloads
     waits = [_wait(one, now_ms) for one in options]
-    payloads = [row.payload for row in rows]
-    keys = [row.key for row in rows] if any(row.key is not None for row in rows) else []
     alike = len(options) == 1 and waits[0][0] == NO_WAIT
-    if ids is None and (keys or not alike):
+    if ids is None and (rows.keys or not alike):
         ids = row_ids(tenant, chunk_id, rows)
     tails = b"".join([one[CHUNK_BYTES:] for one in ids]) if ids is not None else b""
     members: list[list[int]] = []
     dues: list[int] = []
     if alike:
-        blocks = [_block(options, waits[0], 0, len(rows), sum(map(len, payloads)), tails)]
+        blocks = [_block(options, waits[0], 0, len(payloads), sum(map(len, payloads)), tails)]
     else:
-        blocks, members, dues = _blocks(payloads, options, waits, kinds or [0] * len(rows), tails)
+        blocks, members, dues = _blocks(payloads, options, waits, rows.kinds or [0] * len(payloads), tails)
     head = Head(chunk_id, os.urandom(_NONCE_BYTES), 0, blocks, list(parts))
-    return PreparedChunk(head, encode_rows(Rows(payloads, options, kinds, keys, dues, members, tails)))
+    stored = StoredRows(payloads, options, rows.kinds, rows.keys, dues, members, tails)
+    return PreparedChunk(head, encode_rows(stored))
 
 
 def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
@@ -190,21 +181,6 @@ def committed_seq(txn: ReadTxn, tenant: TenantKeys, name: str) -> int:
     stored = txn.get(tenant.load + name.encode())
     load = None if stored is None else decode_load(stored)
     return -1 if load is None or 0 < load.forget_ms <= txn.now_ms else load.seq
-
-
-def _kinds(rows: Sequence[NewTask]) -> tuple[list[NewTask], list[int]]:
-    """Returns what rows say beyond payload and key, each kind once, and which row is of which (nothing if there is but
-    one kind)."""
-    found: dict[tuple[Any, ...], int] = {}
-    options: list[NewTask] = []
-    kinds: list[int] = []
-    for row, said in zip(rows, map(_said, rows), strict=True):
-        kind = found.get(said)
-        if kind is None:
-            kind = found[said] = len(options)
-            options.append(replace(row, payload=b"", key=None))
-        kinds.append(kind)
-    return options, kinds if len(options) > 1 else []
 
 
 def _wait(options: NewTask, now_ms: int) -> tuple[int, int]:

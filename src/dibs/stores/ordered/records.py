@@ -226,16 +226,13 @@ class Head(Struct, array_like=True, gc=False):
         return all(block.taken == block.count for block in self.blocks)
 
 
-class Rows(Struct, frozen=True, array_like=True):
-    """The rows of a chunk. Never rewritten."""
+class StoredRows(Struct, frozen=True, array_like=True):
+    """The rows of a chunk, as :class:`dibs.task.Rows` and their order. Never rewritten."""
 
     payloads: list[bytes]
     options: list[NewTask]
-    """What rows say beyond payload and key: each kind once."""
     kinds: list[int]
-    """The options of each row; empty: all have the first."""
     keys: list[str | None]
-    """Empty: no row has one."""
     dues: list[int]
     """When each row is due, as its block counts; empty: none waits."""
     blocks: list[list[int]]
@@ -274,7 +271,7 @@ _config = msgspec.msgpack.Decoder(QueueConfig)
 _claim = msgspec.msgpack.Decoder(StoredClaim)
 _worker = msgspec.msgpack.Decoder(StoredWorker)
 _head = msgspec.msgpack.Decoder(Head)
-_rows = msgspec.msgpack.Decoder(Rows)
+_rows = msgspec.msgpack.Decoder(StoredRows)
 _load = msgspec.msgpack.Decoder(StoredLoad)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
