@@ -102,6 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.committing: set[tuple[str, bytes]] = set()
         self._loop = asyncio.new_event_loop()
         self._minted = 0
+        self._observed = True
         self.store = self.run(self._open())
         self.run(self._hold_the_journal())
 
@@ -569,11 +570,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         self._observe()
+        self._observed = False
         self.model.begin()
 
     def _observe(self) -> int:
-        """Tells the model which keys of rows the store has decided; returns how many rows lost theirs."""
-        rows = self.model.undecided()
+        """Tells the model which keys of rows the store has decided in the last operation; returns how many rows lost
+        theirs."""
+        rows = [] if self._observed else self.model.undecided()
+        self._observed = True
         if not rows:
             return 0
         holders: dict[tuple[str, str, str], bytes | None] = {}
