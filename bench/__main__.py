@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import backlog, contend, cycle, footprint, latency, loads, profile, sweep, tasks, wakeup
+from bench import backlog, contend, cycle, footprint, latency, loads, profile, shards, sweep, tasks, wakeup
 from bench.figures import Figure, Results
 from bench.machine import describe_machine, fsync_ms, revision, versions
 from bench.show import Progress, print_table
@@ -30,6 +30,7 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "contend": contend.measure,
     "footprint": footprint.measure,
     "sweep": sweep.measure,
+    "shards": shards.measure,
     "tasks": tasks.measure,
     "loads": loads.measure,
 }

@@ -17,7 +17,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.task import Event, EventKind, Kind, Reason, Settled, Settlement, Status, Task
 from dibs.testing.model import replayed
 from tests.crash import log
@@ -32,6 +32,14 @@ async def test_nothing_is_lost_or_invented(tmp_path: Path) -> None:
     """Whoever is killed whenever: acknowledged tasks stay, each is settled once, deliveries are bounded."""
     kill_many(tmp_path, kills=150)
     await account(tmp_path)
+
+
+@pytest.mark.timeout(600)
+async def test_nothing_is_lost_or_invented_on_shards(tmp_path: Path) -> None:
+    """The same on three shards, where a call may be killed between two of them."""
+    url = f"shards:{tmp_path / 'store'}?n=3"
+    kill_many(tmp_path, kills=50, url=url)
+    await account(tmp_path, url)
 
 
 @pytest.mark.soak
@@ -68,11 +76,11 @@ class Victim:
         return self.log.exists() and self.log.stat().st_size > 0
 
 
-def kill_many(directory: Path, kills: int) -> None:
-    """Keeps producers and workers running and kills one after the other."""
+def kill_many(directory: Path, kills: int, url: str = "") -> None:
+    """Keeps producers and workers running and kills one after the other. `url`: by default a plain store."""
     dice = random.Random(kills)
     killed = 0
-    with victims(directory) as running:
+    with victims(directory, url or str(directory / "store")) as running:
         roles = ["producer"] * PRODUCERS + ["worker"] * WORKERS
         living = [running.start(role) for role in roles]
         while killed < kills:
@@ -93,6 +101,7 @@ class Victims:
     """What runs; whatever happens, it is ended."""
 
     directory: Path
+    url: str
     processes: list[Victim] = field(default_factory=list)
     started: int = 0
 
@@ -100,7 +109,7 @@ class Victims:
         """Starts a process of that role, with a log of its own."""
         self.started += 1
         path = self.directory / f"{role}-{self.started}.log"
-        command = [sys.executable, "-m", f"tests.crash.{role}", str(self.directory / "store"), str(path)]
+        command = [sys.executable, "-m", f"tests.crash.{role}", self.url, str(path)]
         with path.with_suffix(".err").open("wb") as errors:
             process = subprocess.Popen([*command, str(self.started)], cwd=ROOT, stderr=errors)
         victim = Victim(role, process, path)
@@ -115,9 +124,9 @@ class Victims:
 
 
 @contextmanager
-def victims(directory: Path) -> Iterator[Victims]:
+def victims(directory: Path, url: str) -> Iterator[Victims]:
     """Ends what is still running when the block is left."""
-    running = Victims(directory)
+    running = Victims(directory, url)
     try:
         yield running
     finally:
@@ -172,11 +181,11 @@ class Told:
         return told
 
 
-async def account(directory: Path) -> None:
+async def account(directory: Path, url: str = "") -> None:
     """Opens what is left, an hour later by its clock, lets time do its work, drains it, and compares."""
     told = Told.read(directory)
     clock = ManualClock(time.time_ns() // 1_000_000 + 3_600_000)
-    store = await open_store(str(directory / "store"), clock=clock)
+    store = await open_store(url or str(directory / "store"), clock=clock)
     try:
         report = await store.doctor()
         assert report.clean, report.problems
@@ -194,7 +203,7 @@ async def account(directory: Path) -> None:
     )
 
 
-async def drain(store: OrderedStore) -> dict[bytes, bytes]:
+async def drain(store: LocalStore) -> dict[bytes, bytes]:
     """Takes back what the dead held, then completes everything. Returns the tokens, by task."""
     while (await store.sweep()).more:
         pass
@@ -212,7 +221,7 @@ async def drain(store: OrderedStore) -> dict[bytes, bytes]:
     return tokens
 
 
-async def everything(store: OrderedStore) -> dict[bytes, Task]:
+async def everything(store: LocalStore) -> dict[bytes, Task]:
     """Lists every task there is."""
     tasks: dict[bytes, Task] = {}
     cursor: str | None = None
@@ -224,19 +233,20 @@ async def everything(store: OrderedStore) -> dict[bytes, Task]:
             return tasks
 
 
-async def journal(store: OrderedStore) -> list[Event]:
+async def journal(store: LocalStore) -> list[Event]:
     """Reads the journal from its beginning."""
     events: list[Event] = []
-    after: bytes | None = None
-    while True:
-        page = await store.events("*", after=after)
-        events += page.events
-        after = page.cursor
-        if not page.more:
-            return events
+    for bounds in await store.journal_bounds():
+        after: bytes | None = None
+        more = True
+        while more:
+            page = await store.events("*", shard=bounds.shard, after=after)
+            events += page.events
+            after, more = page.cursor, page.more
+    return events
 
 
-async def check_store(store: OrderedStore, tasks: dict[bytes, Task], events: list[Event]) -> None:
+async def check_store(store: LocalStore, tasks: dict[bytes, Task], events: list[Event]) -> None:
     """The store agrees with itself: records, counts and journal."""
     report = await store.doctor()
     assert report.clean, report.problems

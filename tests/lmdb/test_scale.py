@@ -87,6 +87,7 @@ async def test_the_sweep_does_not_visit_idle_queues(directory: Path, clock: Manu
     """With 100,000 queues that have nothing due, a sweep with nothing to do, and one with ten tasks to promote, ask
     exactly as much of the engine as without them."""
     async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        assert isinstance(store, OrderedStore)
 
         async def measure() -> list[dict[str, int]]:
             await put_many(store, 10, delay_s=5)

@@ -82,16 +82,22 @@ class StoreMachine(RuleBasedStateMachine):
     """Random operations on a store and on the model, side by side."""
 
     def __init__(
-        self, opener: Callable[[Clock], Awaitable[Store]], *, reopens: bool = False, in_turn: bool = False
+        self,
+        opener: Callable[[Clock], Awaitable[Store]],
+        *,
+        reopens: bool = False,
+        in_turn: bool = False,
+        shard_of: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
         """`opener` opens a store without any data on the given clock. `reopens`: what was stored outlives `close`, and
-        the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made."""
+        the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made.
+        `shard_of`: where a task is, for a store that keeps order within its shards."""
         super().__init__()
         self.in_turn = in_turn
         self.opener = opener
         self.reopens = reopens
         self.clock = ManualClock()
-        self.model = Model(self.clock)
+        self.model = Model(self.clock, shard_of=shard_of)
         self.ids: list[tuple[str, NewTask]] = []
         self.leases: list[Lease] = []
         self.settlements: list[Settlement] = []
@@ -623,7 +629,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _number(self, mark: bytes, size: int = ID_BYTES - 1) -> bytes:
         """A name that nobody has, told by its first `size` bytes."""
         self._minted += 1
-        return (mark + self._minted.to_bytes(size - 1, "big")).ljust(ID_BYTES, b"\0")
+        name = mark + self._minted.to_bytes(size - 1, "big")
+        return name.ljust(ID_BYTES - 1, b"\0") + bytes((self._minted % 256,))
 
     def _some_ids(self, picks: list[int]) -> list[bytes]:
         """Ids that were used before, now and then one of them twice."""

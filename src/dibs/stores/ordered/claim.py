@@ -59,9 +59,9 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
     """Takes up to as many tasks as there are `randoms`, trying the queues in the order given. None for the rest, rather
     than nothing: so many tasks were past their start deadline that it is left to another transaction."""
     if call.claim_id is not None:
-        repeated = _repeated(txn, call)
+        repeated = claimed(txn, call.tenant, call.claim_id)
         if repeated is not None:
-            return repeated
+            return [*repeated]
     work = Work.of(txn)
     tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
@@ -80,6 +80,24 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
         _remember(work, call, leases)
     work.flush()
     return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
+
+
+def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:
+    """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
+    keys = tenant_keys(tenant)
+    stored = txn.get(keys.claim + claim_id)
+    if stored is None:
+        return None
+    leases: list[Lease] = []
+    for task_id, token in decode_claim(stored).leases:
+        state_data = txn.get(keys.state + task_id)
+        body_data = txn.get(keys.body + task_id)
+        if state_data is None or body_data is None:
+            continue
+        state = decode_state(state_data)
+        if state.token == token:
+            leases.append(_lease_of(tenant, task_id, state, decode_body(body_data)))
+    return leases
 
 
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
@@ -185,25 +203,6 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
         body.key,
         body.traceparent,
     )
-
-
-def _repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
-    """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
-    tenant = tenant_keys(call.tenant)
-    assert call.claim_id is not None
-    stored = txn.get(tenant.claim + call.claim_id)
-    if stored is None:
-        return None
-    leases: list[Lease | None] = []
-    for task_id, token in decode_claim(stored).leases:
-        state_data = txn.get(tenant.state + task_id)
-        body_data = txn.get(tenant.body + task_id)
-        if state_data is None or body_data is None:
-            continue
-        state = decode_state(state_data)
-        if state.token == token:
-            leases.append(_lease_of(call.tenant, task_id, state, decode_body(body_data)))
-    return leases
 
 
 def _remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:

@@ -124,6 +124,15 @@ class StoredWorker(Struct, frozen=True, array_like=True):
     info: WorkerInfo
 
 
+class StoredDecision(Struct, frozen=True, array_like=True):
+    """A commit over several shards that is not known to be done: the chunk ids of each, one after the other."""
+
+    seq: int
+    decided_ms: int
+    forget_s: float | None
+    chunk_ids: list[bytes]
+
+
 class Detail(Struct, frozen=True, array_like=True, gc=False):
     """What an event says beyond which task and which attempt."""
 
@@ -263,6 +272,7 @@ encode_worker = _encode
 encode_head = _encode
 encode_rows = _encode
 encode_load = _encode
+encode_decision = _encode
 
 _body = msgspec.msgpack.Decoder(Body)
 _state = msgspec.msgpack.Decoder(State)
@@ -273,6 +283,7 @@ _worker = msgspec.msgpack.Decoder(StoredWorker)
 _head = msgspec.msgpack.Decoder(Head)
 _rows = msgspec.msgpack.Decoder(StoredRows)
 _load = msgspec.msgpack.Decoder(StoredLoad)
+_decision = msgspec.msgpack.Decoder(StoredDecision)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
 
@@ -285,6 +296,7 @@ decode_worker = _worker.decode
 decode_head = _head.decode
 decode_rows = _rows.decode
 decode_load = _load.decode
+decode_decision = _decision.decode
 decode_runs = _runs.decode
 
 _FIELDS_OF_NEW = len(State.__struct_fields__) - len(State.__struct_defaults__)
