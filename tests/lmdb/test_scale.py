@@ -197,6 +197,8 @@ async def test_a_claim_from_a_load_costs_what_it_takes(directory: Path, clock: M
 async def test_rows_that_left_leave_nothing_of_their_chunk(directory: Path, clock: ManualClock) -> None:
     """Once all rows are out, dropped or expired, no record of the chunk is left."""
     async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        assert isinstance(store, OrderedStore)
+        read = store._engine.read
 
         def records() -> int:
             keys = tenant_keys(TENANT)
@@ -204,7 +206,7 @@ async def test_rows_that_left_leave_nothing_of_their_chunk(directory: Path, cloc
             def count(txn: ReadTxn) -> int:
                 return sum(len(txn.scan_keys(prefix, end_of(prefix), 1_000)) for prefix in (keys.chunk, keys.head))
 
-            return store._engine.read(count)
+            return read(count)
 
         chunks = [new_id() for _ in range(4)]
         for chunk in chunks:
