@@ -105,8 +105,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.chunks: list[tuple[str, bytes]] = []
         self.unseen: list[tuple[str, bytes]] = []
         """Ids of rows that were staged; they are tasks only if the model says so."""
+        self.committing: set[tuple[str, bytes]] = set()
         self._loop = asyncio.new_event_loop()
         self._minted = 0
+        self._observed = True
         self.store = self.run(self._open())
         self.run(self._hold_the_journal())
 
@@ -249,7 +251,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         calls=st.lists(
             st.tuples(
-                st.sampled_from(["enqueue", "claim", "settle", "settle", "heartbeat", "cancel", "replay", "purge"]),
+                st.sampled_from(
+                    ["enqueue", "claim", "claim", "settle", "settle", "heartbeat", "cancel", "replay", "purge", "load"]
+                ),
                 tenants,
                 Pick,
                 st.sampled_from(Kind),
@@ -266,6 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._observe()
         if self.model.undecided():
             return
+        self.committing.clear()
         made = [self._call(*call) for call in calls if self.leases or call[0] not in ("settle", "heartbeat")]
 
         async def together() -> list[Any]:
@@ -284,6 +289,11 @@ class StoreMachine(RuleBasedStateMachine):
             tasks = [NewTask(id=self._mint(tenant, options), **options)]
             self.ids += [(tenant, task) for task in tasks]
             return store.enqueue(tenant, tasks), lambda answer: self.same(answer, model.enqueue(tenant, tasks))
+        if verb == "load":
+            named, name = self._plain_chunk(tenant), self._number(b"l").hex()
+            return store.commit_load(tenant, name, 0, named), lambda answer: self._committed(
+                answer, tenant, name, 0, named
+            )
         if verb == "claim":
             return store.claim(tenant, COMMANDS, limit=2), lambda leases: self._check_claim(tenant, leases)
         if verb == "settle":
@@ -300,6 +310,15 @@ class StoreMachine(RuleBasedStateMachine):
         if verb == "replay":
             return store.replay(tenant, ids), lambda answer: self.same(set(answer.ids), model.replay(tenant, ids))
         return store.purge(tenant, ids), lambda answer: self.same(set(answer.ids), model.purge(tenant, ids))
+
+    def _plain_chunk(self, tenant: str) -> list[bytes]:
+        """A chunk that waits, has no keys, and is not named by another call of the group; if there is none, none."""
+        for (whose, chunk_id), (rows, _) in self.model.staged.items():
+            free = whose == tenant and (tenant, chunk_id) not in self.committing and self.model.waits(tenant, chunk_id)
+            if free and all(row.key is None for row in rows):
+                self.committing.add((tenant, chunk_id))
+                return [chunk_id]
+        return []
 
     def _check_claim(self, tenant: str, leases: list[Lease]) -> None:
         """Checks a claim of a group: nothing was due before it, so time moved nothing."""
@@ -363,6 +382,9 @@ class StoreMachine(RuleBasedStateMachine):
             answer = self.run(self.store.commit_load(tenant, name, seq, chunk_ids))
         except UnknownChunk:
             answer = None
+        self._committed(answer, tenant, name, seq, chunk_ids)
+
+    def _committed(self, answer: Committed | None, tenant: str, name: str, seq: int, chunk_ids: list[bytes]) -> None:
         before = set(self.model.tasks)
         self.same(answer, self.model.commit_load(tenant, name, seq, chunk_ids))
         self.ids += [(who[0], task.new) for who, task in self.model.tasks.items() if who not in before]
@@ -554,11 +576,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         self._observe()
+        self._observed = False
         self.model.begin()
 
     def _observe(self) -> int:
-        """Tells the model which keys of rows the store has decided; returns how many rows lost theirs."""
-        rows = self.model.undecided()
+        """Tells the model which keys of rows the store has decided in the last operation; returns how many rows lost
+        theirs."""
+        rows = [] if self._observed else self.model.undecided()
+        self._observed = True
         if not rows:
             return 0
         holders: dict[tuple[str, str, str], bytes | None] = {}
