@@ -7,16 +7,20 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from dibs.checks import ALL_TENANTS
 from dibs.ids import ID_BYTES
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
+    QueueKeys,
     from8,
+    from_count,
     ms8,
     queue_keys,
     tenant_keys,
 )
 from dibs.stores.ordered.records import (
+    LEASED,
     Body,
     State,
     StoredClaim,
@@ -28,10 +32,11 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import LEASE_DEFAULT_S, Lease
+from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, Lease
 
 PROMOTED_PER_CLAIM = 200
-EXPIRED_PER_CLAIM = 1_000
+ASIDE_PER_CLAIM = 1_000
+ASIDE_STEP = 200
 RANDOM_BYTES = 8
 
 
@@ -54,27 +59,28 @@ def new_randoms(limit: int) -> list[bytes]:
 
 def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | None]:
     """Takes up to as many tasks as there are `randoms`, trying the queues in the order given. None for the rest, rather
-    than nothing: so many tasks were past their start deadline that it is left to another transaction."""
+    than nothing: so many tasks were past their start deadline, or over their limit, that it is left to another
+    transaction."""
     if call.claim_id is not None:
-        repeated = _repeated(txn, call)
-        if repeated is not None:
-            return repeated
+        again = repeated(txn, call)
+        if again is not None:
+            return again
     work = Work.of(txn)
     tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
     more = False
     for command in call.commands:
         queue = work.queue(call.tenant, command)
-        if queue.config.paused:
+        if queue.paused():
             continue
         due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
             settle_due(queue, PROMOTED_PER_CLAIM)
-        more = _take(queue, call, tokens, leases)
+        more = take(queue, call, tokens, leases)
         if more or len(leases) == len(tokens):
             break
     if call.claim_id is not None and leases:
-        _remember(work, call, leases)
+        remember(work, call, leases)
     work.flush()
     return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
 
@@ -82,12 +88,16 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
     """In how many milliseconds a claim may find something; None: nothing is known to become due."""
     soonest: int | None = None
+    whole = Caps.of(txn, queue_keys(tenant, ALL_COMMANDS), tenant_keys(tenant).totals)
+    if whole.paused:
+        return None
     for command in commands:
         queue = queue_keys(tenant, command)
-        config = txn.get(queue.config)
-        if config is not None and decode_config(config).paused:
+        caps = Caps.of(txn, queue, queue.counters)
+        if caps.paused:
             continue
-        if txn.scan_keys(queue.ready, queue.ready_end, 1):
+        # At its cap only a lease that ends makes room: one that runs out is among what is due.
+        if not whole.reached and not caps.reached and txn.scan_keys(queue.ready, queue.ready_end, 1):
             return 0
         due = txn.get(queue.due)
         if due is not None:
@@ -96,39 +106,68 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
-def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease]) -> bool:
-    """Leases from the head of one queue until the claim is satisfied or the queue is empty; True if it gave up before,
-    because too many tasks were past their start deadline."""
-    expired = 0
-    work, keys = queue.work, queue.keys
+class Caps(Struct, frozen=True, gc=False):
+    """What keeps everybody from claiming from a queue, or from a tenant."""
+
+    paused: bool = False
+    reached: bool = False
+
+    @classmethod
+    def of(cls, txn: ReadTxn, queue: QueueKeys, counters: Sequence[bytes]) -> Caps:
+        """Looks, without changing anything."""
+        stored = txn.get(queue.config)
+        if stored is None:
+            return _NO_CAPS
+        config = decode_config(stored)
+        cap = None if config.limits is None else config.limits.in_flight
+        return cls(config.paused, cap is not None and from_count(txn.get(counters[LEASED])) >= cap)
+
+
+_NO_CAPS = Caps()
+
+
+def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease]) -> bool:
+    """Leases from the head of one queue until the claim is satisfied, the queue is empty or at its cap; True if it gave
+    up before, because too many tasks were past their start deadline or over their limit."""
+    aside = 0
+    work, keys, limited = queue.work, queue.keys, queue.key_limit is not None
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    while (wanted := len(tokens) - len(leases)) > 0:
-        entries = txn.scan_keys(keys.ready, keys.ready_end, wanted)
+    while (wanted := queue.room(len(tokens) - len(leases))) > 0:
+        # Where many are parked or over, they are read by the hundred, however few are wanted.
+        many = max(wanted, min(aside, ASIDE_STEP))
+        entries = txn.scan_keys(keys.ready, keys.ready_end, many)
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
         taken: list[tuple[bytes, bytes, State, Body]] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
+            if len(taken) == wanted:
+                break
             # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
             state = decode_state(state_data or b"")
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
-                expired += 1
+                aside += 1
                 continue
             body = decode_body(body_data or b"")
+            if (state.limit or (limited and body.limit_key is not None)) and not queue.limiter.take(
+                task_id, state, body
+            ):
+                aside += 1
+                continue
             state.token = tokens[len(leases) + len(taken)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1
             taken.append((entry, task_id, state, body))
         queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
-        leases += [_lease_of(call.tenant, task_id, state, body) for _, task_id, state, body in taken]
-        if len(ids) < wanted:
+        leases += [_lease_of(keys.tenant.name, task_id, state, body) for _, task_id, state, body in taken]
+        if len(ids) < many and len(taken) < wanted:
             queue.emptied()
             return False
-        if expired >= EXPIRED_PER_CLAIM:
+        if aside >= ASIDE_PER_CLAIM:
             return True
         if len(leases) < len(tokens):
             work.flush()
@@ -155,7 +194,7 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
     )
 
 
-def _repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
+def repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
     """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
     tenant = tenant_keys(call.tenant)
     assert call.claim_id is not None
@@ -163,21 +202,24 @@ def _repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
     if stored is None:
         return None
     leases: list[Lease | None] = []
-    for task_id, token in decode_claim(stored).leases:
+    claim = decode_claim(stored)
+    whose = [tenant_keys(name) for name in claim.tenants] or [tenant] * len(claim.leases)
+    for tenant, (task_id, token) in zip(whose, claim.leases, strict=True):
         state_data = txn.get(tenant.state + task_id)
         body_data = txn.get(tenant.body + task_id)
         if state_data is None or body_data is None:
             continue
         state = decode_state(state_data)
         if state.token == token:
-            leases.append(_lease_of(call.tenant, task_id, state, decode_body(body_data)))
+            leases.append(_lease_of(tenant.name, task_id, state, decode_body(body_data)))
     return leases
 
 
-def _remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
+def remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
     """Keeps the claim as long as the longest of its leases was granted for."""
     assert call.claim_id is not None
     expires_ms = max(lease.lease_end_ms for lease in leases)
-    claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases])
+    tenants = [lease.tenant for lease in leases] if call.tenant == ALL_TENANTS else []
+    claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases], tenants)
     work.others.append((tenant_keys(call.tenant).claim + call.claim_id, encode_claim(claim)))
     work.expire(expires_ms, EXPIRE_CLAIM, call.tenant, call.claim_id)

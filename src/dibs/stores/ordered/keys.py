@@ -10,11 +10,13 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     <tenant>·P<command>·<9-prio><version8><n4><kind1><id>    ready
     <tenant>·D<command>·<visible_ms8><kind1><id>      delayed
     <tenant>·L<command>·<expiry_ms8><id>              leased
+    <tenant>·G<command>·<limit16><9-prio><version8><n4><kind1><id>    parked: ready, but over the limit of its limit_key
+    <tenant>·H<limit16>                               how much of its limit a limit_key uses
     <tenant>·X<command>·<died_ms8><id>      → reason  dead letters
     <tenant>·Q<command>·<field>             → count   exact counters; an empty command counts the whole tenant
-    <tenant>·Z<command>                               queue configuration
+    <tenant>·Z<command>                               queue configuration; the command * is the whole tenant
     <tenant>·W<worker>                                worker registry
-    <tenant>·O<claim_id>                    → leases  recent claims
+    <tenant>·O<claim_id>                    → leases  recent claims; the tenant * has those of all tenants
     <tenant>·U<command>                     → due_ms8 when the queue next has something due
     A<due_ms8><tenant>·<command>                      the same, in order of time
     Y<tenant>·<command>                               queues that may have ready tasks
@@ -26,7 +28,9 @@ tenant, command or reader name can contain, so no name can run into its neighbou
 Why they sort so: a forward scan of P is the claim order (higher priority first, then the order of commits, then the
 order within a batch). D, L, E and A are scanned from the start up to now and never further. What belongs to a tenant
 starts with its name, in lower case or a digit; what belongs to all starts with an upper-case letter, so the two never
-meet. `kind1` leaves room for a block of rows beside a single task.
+meet. `kind1` leaves room for a block of rows beside a single task; among the delayed there are also, with 16 bytes
+where a task has its id, the time at which a limit_key has room again, and how far a change of limits has been worked
+in. A parked entry is a ready one with its limit in front, so that the first of a key to go home is the first of them.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from dibs.task import PRIORITY_MAX
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
 KIND_TASK = b"t"
+KIND_LIMIT = b"k"
+KIND_REVIEW = b"r"
 _READY_RANK = struct.Struct(">BQI1s")
 
 #: The first four are the places, in their order.
@@ -58,6 +64,7 @@ EXPIRE_RESULT = b"r"
 EXPIRE_TASK = b"t"
 EXPIRE_CLAIM = b"c"
 EXPIRE_WORKER = b"w"
+EXPIRE_LIMIT = b"l"
 
 META_FORMAT = b"Mformat"
 META_STORE_ID = b"Mstore_id"
@@ -70,7 +77,20 @@ META_JOURNAL_TRIMMED = b"Mjournal_trimmed"
 class TenantKeys:
     """The prefixes of one tenant's records."""
 
-    __slots__ = ("body", "claim", "configs", "counters", "first", "last", "name", "result", "state", "totals", "worker")
+    __slots__ = (
+        "body",
+        "claim",
+        "configs",
+        "counters",
+        "first",
+        "last",
+        "limit",
+        "name",
+        "result",
+        "state",
+        "totals",
+        "worker",
+    )
 
     def __init__(self, tenant: str) -> None:
         head = tenant.encode() + SEPARATOR
@@ -84,6 +104,7 @@ class TenantKeys:
         self.claim = head + b"O"
         self.configs = head + b"Z"
         self.counters = head + b"Q"
+        self.limit = head + b"H"
         self.totals = tuple(head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS)
 
 
@@ -101,6 +122,7 @@ class QueueKeys:
         "leased",
         "name",
         "of_place",
+        "parked",
         "ready",
         "ready_end",
         "ready_mark",
@@ -118,11 +140,13 @@ class QueueKeys:
         self.delayed = head + b"D" + tail
         self.leased = head + b"L" + tail
         self.dead = head + b"X" + tail
+        self.parked = head + b"G" + tail
         self.config = head + b"Z" + command.encode()
         self.due = head + b"U" + command.encode()
         self.ready_mark = READY_QUEUES + self.name
         self.counters = tuple(head + b"Q" + tail + field.encode() for field in COUNTER_FIELDS)
-        self.of_place = (self.ready, self.delayed, self.leased, self.dead)
+        # Whoever is nowhere has no entry.
+        self.of_place = (self.ready, self.delayed, self.leased, self.dead, b"", self.parked)
 
 
 @lru_cache(maxsize=4096)
@@ -166,6 +190,11 @@ def ready_ranks(priority: int, version: int, numbers: Iterable[int]) -> list[byt
 def delayed_rank(visible_ms: int) -> bytes:
     """Where a task stands among the delayed ones of its queue."""
     return visible_ms.to_bytes(8, "big") + KIND_TASK
+
+
+def kind_of(entry: bytes) -> bytes:
+    """What a delayed entry is about: the byte before the 16 that name it."""
+    return entry[-ID_BYTES - 1 : -ID_BYTES]
 
 
 def due_key(due_ms: bytes, queue: QueueKeys) -> bytes:

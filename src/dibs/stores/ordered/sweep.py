@@ -7,17 +7,21 @@ does, an expiry entry only if its record still holds that time.
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.journal import Cursor
 from dibs.stores.ordered.keys import (
     DUE,
     EXPIRE_CLAIM,
+    EXPIRE_LIMIT,
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
+    KIND_LIMIT,
+    KIND_REVIEW,
     META_JOURNAL_BYTES,
     META_JOURNAL_TRIMMED,
     READERS,
@@ -26,16 +30,17 @@ from dibs.stores.ordered.keys import (
     from8,
     from_count,
     id_of,
+    kind_of,
     ms8,
     parse_due_key,
     parse_expiry_key,
     split_ids,
     tenant_keys,
 )
+from dibs.stores.ordered.limits import expire_use
 from dibs.stores.ordered.records import (
     DELAYED,
     LEASED,
-    StoredClaim,
     decode_claim,
     decode_runs,
     decode_state,
@@ -115,7 +120,13 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
         _settle_entry(queue, key, LEASED, tally)
     promoted = txn.scan_keys(keys.delayed, keys.delayed + stop, budget - len(expired))
     for key in promoted:
-        _settle_entry(queue, key, DELAYED, tally)
+        kind = kind_of(key)
+        if kind == KIND_LIMIT:
+            queue.limiter.timer(key)
+        elif kind == KIND_REVIEW:
+            queue.limiter.go_on_reviewing(key)
+        else:
+            _settle_entry(queue, key, DELAYED, tally)
     work.flush()
     queue.set_due(_next_due_ms(txn, keys))
     return len(expired) + len(promoted)
@@ -165,6 +176,9 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
             for claim_id in split_ids(value):
                 _expire_claim(work, at_ms, tenant, claim_id)
             left -= 1
+        elif kind == EXPIRE_LIMIT:
+            expire_use(work, tenant, value, at_ms)
+            left -= 1
         else:
             _expire_worker(work, at_ms, tenant, value)
             left -= 1
@@ -190,7 +204,8 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
     claim = None if stored is None else decode_claim(stored)
     if claim is None or claim.expires_ms != at_ms:
         return
-    states = work.txn.get_many([keys.state + task_id for task_id, _ in claim.leases])
+    whose = [tenant_keys(one) for one in claim.tenants] or [keys] * len(claim.leases)
+    states = work.txn.get_many([one.state + task_id for one, (task_id, _) in zip(whose, claim.leases, strict=True)])
     held = [
         state.lease_end_ms()
         for (_, token), data in zip(claim.leases, states, strict=True)
@@ -198,7 +213,7 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
     ]
     expires_ms = max(held, default=0)
     if expires_ms > work.now_ms:
-        work.others.append((keys.claim + name, encode_claim(StoredClaim(expires_ms, claim.leases))))
+        work.others.append((keys.claim + name, encode_claim(replace(claim, expires_ms=expires_ms))))
         work.expire(expires_ms, EXPIRE_CLAIM, tenant, name)
     else:
         work.deletes.append(keys.claim + name)

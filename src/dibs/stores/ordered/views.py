@@ -36,10 +36,12 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.work import stored_result
 from dibs.task import (
+    ALL_COMMANDS,
     ByKey,
     Filter,
     Page,
     Place,
+    QueueConfig,
     QueueStats,
     Result,
     Stats,
@@ -147,8 +149,12 @@ def matching_ids(
 ) -> tuple[list[tuple[bytes, State]], str | None]:
     """Returns at most `limit` tasks that match, and where to go on; examines a bounded number."""
     keys = tenant_keys(tenant)
-    prefix = _index(tenant, which)
-    start = prefix if cursor is None else _decode_cursor(cursor, prefix)
+    prefix, then = _indexes(tenant, which)
+    start = prefix
+    if cursor is not None:
+        start = _decode_cursor(cursor, prefix, then)
+        if then and start.startswith(then):
+            prefix, then = then, b""
     found: list[tuple[bytes, State]] = []
     examined = 0
     while examined < EXAMINED_MAX:
@@ -161,18 +167,20 @@ def matching_ids(
                 if len(found) == limit:
                     return found, _encode_cursor(key)
         if len(step) < STEP:
-            return found, None
+            return found, _encode_cursor(then) if then and txn.scan_keys(then, end_of(then), 1) else None
         examined += len(step)
         start = step[-1] + b"\0"
     return found, _encode_cursor(start[:-1])
 
 
-def _index(tenant: str, which: Filter) -> bytes:
-    """The narrowest index that holds everything the filter can match."""
+def _indexes(tenant: str, which: Filter) -> tuple[bytes, bytes]:
+    """The narrowest index that holds everything the filter can match, and one that follows it, if any: the parked
+    tasks of a queue are listed after those that stand in it."""
     place = _place(which)
     if which.command is not None and place is not None and place is not Place.NONE:
-        return queue_keys(tenant, which.command).of_place[PLACES.index(place)]
-    return tenant_keys(tenant).state
+        queue = queue_keys(tenant, which.command)
+        return queue.of_place[PLACES.index(place)], queue.parked if place is Place.READY else b""
+    return tenant_keys(tenant).state, b""
 
 
 def _place(which: Filter) -> Place | None:
@@ -182,8 +190,10 @@ def _place(which: Filter) -> Place | None:
 
 
 def _entry_key(tenant: str, which: Filter, task_id: bytes, state: State) -> bytes:
-    prefix = _index(tenant, which)
-    return prefix + task_id if prefix == tenant_keys(tenant).state else prefix + state.rank + task_id
+    prefix, _ = _indexes(tenant, which)
+    if prefix == tenant_keys(tenant).state:
+        return prefix + task_id
+    return queue_keys(tenant, state.command).of_place[state.place] + state.rank + task_id
 
 
 def _matches(which: Filter, state: State) -> bool:
@@ -209,13 +219,13 @@ def _encode_cursor(key: bytes) -> str:
     return base64.urlsafe_b64encode(key).decode()
 
 
-def _decode_cursor(cursor: str, prefix: bytes) -> bytes:
+def _decode_cursor(cursor: str, *prefixes: bytes) -> bytes:
     """Returns where to go on; a cursor of another listing, or tenant, is refused."""
     try:
         key = base64.urlsafe_b64decode(cursor.encode("ascii"))
     except (binascii.Error, ValueError, AttributeError) as error:
         raise InvalidCursor("this is not a cursor of a listing: start again without one") from error
-    if not key.startswith(prefix):
+    if not key.startswith(tuple(prefix for prefix in prefixes if prefix)):
         raise InvalidCursor("this cursor is of another listing: start again without one")
     return key + b"\0"
 
@@ -230,14 +240,16 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
     for key, value in _counters(txn, keys, commands):
         command, _, field = key[len(keys.counters) :].partition(SEPARATOR)
         counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
-    total = _counted("", counts.pop("", {}))
+    whole = _config(txn, queue_keys(tenant, ALL_COMMANDS))
+    total = replace(_counted("", counts.pop("", {})), paused=whole.paused, limits=whole.limits)
     names = sorted({*counts, *_configured(txn, keys)}) if commands is None else commands
     return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
 
 
 def _configured(txn: ReadTxn, keys: TenantKeys) -> list[str]:
     """Returns the queues that somebody paused or gave defaults, with tasks or without."""
-    return [key[len(keys.configs) :].decode() for key, _ in _scan_all(txn, keys.configs)]
+    names = (key[len(keys.configs) :].decode() for key, _ in _scan_all(txn, keys.configs))
+    return [name for name in names if name != ALL_COMMANDS]
 
 
 def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:
@@ -250,14 +262,21 @@ def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) ->
 
 
 def _queue_stats(txn: ReadTxn, queue: QueueKeys, counts: dict[str, int]) -> QueueStats:
-    head = txn.scan_keys(queue.ready, end_of(queue.ready), 1)
+    # Where all that is ready is parked, the first of those has waited as long as any of its key.
+    head = txn.scan_keys(queue.ready, end_of(queue.ready), 1) or txn.scan_keys(queue.parked, end_of(queue.parked), 1)
     state = live_state(txn, queue.tenant, id_of(head[0])) if head else None
-    config = txn.get(queue.config)
+    config = _config(txn, queue)
     return replace(
         _counted(queue.command, counts),
-        paused=config is not None and decode_config(config).paused,
+        paused=config.paused,
         oldest_ready_ms=None if state is None else state.due_ms,
+        limits=config.limits,
     )
+
+
+def _config(txn: ReadTxn, queue: QueueKeys) -> QueueConfig:
+    stored = txn.get(queue.config)
+    return QueueConfig() if stored is None else decode_config(stored)
 
 
 def _counted(command: str, counts: dict[str, int]) -> QueueStats:
@@ -280,7 +299,8 @@ def workers(txn: ReadTxn, tenant: str) -> list[WorkerInfo]:
 def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
     """Returns tenants by skipping from one to the next; the records between are not read."""
     names: list[str] = []
-    start = b"" if cursor is None else tenant_keys(cursor).last
+    # Before the digits there is only what claims of all tenants are remembered by.
+    start = b"0" if cursor is None else tenant_keys(cursor).last
     while True:
         # Digits sort before the upper-case letters of what belongs to all, lower case after them.
         found = txn.scan_keys(start, b"A", 1) or txn.scan_keys(max(start, b"a"), b"\xff", 1)

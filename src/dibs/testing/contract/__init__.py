@@ -32,9 +32,11 @@ _TOPICS = (
     "durability",
     "enqueue",
     "expiry",
+    "fairness",
     "fuzz",
     "heartbeat",
     "journal",
+    "limits",
     "listing",
     "order",
     "queues",
@@ -64,10 +66,12 @@ from dibs.testing.contract.delay import TestDelay
 from dibs.testing.contract.durability import TestClose, TestReopen
 from dibs.testing.contract.enqueue import TestEnqueue
 from dibs.testing.contract.expiry import TestExpiry
+from dibs.testing.contract.fairness import TestFairClaims
 from dibs.testing.contract.fuzz import TestFuzz
 from dibs.testing.contract.harness import StoreHarness, anyio_backend, clock, no_fallback, reopen, second, store, stores
 from dibs.testing.contract.heartbeat import TestHeartbeat
 from dibs.testing.contract.journal import TestEvents
+from dibs.testing.contract.limits import TestCaps, TestChangedLimits, TestKeysInFlight, TestRates
 from dibs.testing.contract.listing import TestListing
 from dibs.testing.contract.order import TestOrder
 from dibs.testing.contract.queues import TestQueues
@@ -87,6 +91,8 @@ __all__ = [
     "StoreHarness",
     "TestBadInput",
     "TestCancel",
+    "TestCaps",
+    "TestChangedLimits",
     "TestClaim",
     "TestClaimId",
     "TestClocks",
@@ -98,16 +104,19 @@ __all__ = [
     "TestEnqueue",
     "TestEvents",
     "TestExpiry",
+    "TestFairClaims",
     "TestFallback",
     "TestFreedKeys",
     "TestFuzz",
     "TestHeartbeat",
     "TestKeepNothing",
+    "TestKeysInFlight",
     "TestListing",
     "TestNoTime",
     "TestOrder",
     "TestPurge",
     "TestQueues",
+    "TestRates",
     "TestReading",
     "TestReopen",
     "TestReplayDead",
