@@ -8,11 +8,13 @@ prune) may happen in a claim or wait for the sweep; the model accepts either, an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dibs.clock import Clock
 from dibs.task import (
+    ALL_COMMANDS,
     DEAD_RETENTION_DEFAULT_S,
     LEASE_DEFAULT_S,
     MAX_ATTEMPTS_DEFAULT,
@@ -31,12 +33,14 @@ from dibs.task import (
     Extended,
     Filter,
     Heartbeat,
+    KeyLimit,
     Kind,
     Lease,
     LeaseLost,
     NewTask,
     Place,
     Progress,
+    QueueLimits,
     QueueStats,
     Reason,
     Result,
@@ -117,6 +121,8 @@ class Known:
     unkept: bool = False
     faded: bool = False
     """The result was pruned; the record is still there."""
+    counted: bool = False
+    """It was claimed under a limit of its limit_key."""
 
     @property
     def id(self) -> bytes:
@@ -202,6 +208,8 @@ class Model:
     tasks: dict[tuple[str, bytes], Known] = field(default_factory=dict)
     keys: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
     paused: set[tuple[str, str]] = field(default_factory=set)
+    limits: dict[tuple[str, str], QueueLimits] = field(default_factory=dict)
+    """By tenant and command, or `*` for all of the tenant's."""
     claims: dict[tuple[str, bytes], list[tuple[bytes, bytes]]] = field(default_factory=dict)
     pruned: set[tuple[str, bytes]] = field(default_factory=set)
     step: int = 0
@@ -276,18 +284,77 @@ class Model:
             if (tenant, command) in self.paused or len(leases) - len(left) == limit:
                 continue
             pool = self._claimable(tenant, command, {lease.id for lease in leases}, after)
-            while pool and len(leases) - len(left) < limit:
-                assert left, f"{len(pool)} more tasks could have been claimed from {command}"
-                lease = left.pop(0)
-                task = next((task for task in pool if task.id == lease.id), None)
-                assert task is not None, "a task was delivered that is not ready in the first queue that has any"
-                assert task.order == min(other.order for other in pool), "not the first in order was delivered"
-                pool.remove(task)
-                self._grant(task, lease, lease_s, worker)
+            while (allowed := self._allowed(tenant, command, pool)) and len(leases) - len(left) < limit:
+                assert left, f"{len(allowed)} more tasks could have been claimed from {command}"
+                self._check_first(allowed, left[0])
+                pool.remove(self._granted(left.pop(0), lease_s, worker))
         assert not left, "more was delivered than is ready"
         if claim_id is not None and leases:
             self.claims[(tenant, claim_id)] = [(lease.id, lease.token) for lease in leases]
         self._adopt(tenant, after, {lease.id for lease in leases})
+
+    def claimed_fairly(
+        self,
+        tenants: Sequence[str],
+        commands: Sequence[str],
+        limit: int,
+        leases: list[Lease],
+        after: Callable[[Known], Task | None],
+    ) -> None:
+        """Checks what a claim of all tenants returned: each tenant's own order, and turns."""
+        taken = {lease.id for lease in leases}
+        pools = {
+            (tenant, command): self._claimable(tenant, command, taken, after)
+            for tenant in tenants
+            for command in commands
+            if (tenant, command) not in self.paused
+        }
+
+        def first(tenant: str) -> list[Known]:
+            """What a tenant could give next: from the first of its queues that has any."""
+            found = (self._allowed(whose, name, pool) for (whose, name), pool in pools.items() if whose == tenant)
+            return next((allowed for allowed in found if allowed), [])
+
+        shares = dict.fromkeys(tenants, 0)
+        for lease in leases:
+            allowed = first(lease.tenant)
+            assert allowed, "more was delivered than is ready"
+            self._check_first(allowed, lease)
+            pools[(lease.tenant, lease.command)].remove(self._granted(lease, None, ""))
+            shares[lease.tenant] += 1
+        more = [tenant for tenant in tenants if first(tenant)]
+        assert len(leases) == limit or not more, f"{more} could have given more"
+        assert all(shares[tenant] + 1 >= max(shares.values()) for tenant in more), f"{shares}, and {more} have more"
+        for tenant in tenants:
+            self._adopt(tenant, after, taken)
+
+    def _allowed(self, tenant: str, command: str, pool: list[Known]) -> list[Known]:
+        """Those of the pool that limits let anybody claim now."""
+        leased = [task for task in self._of(tenant) if task.place is Place.LEASED]
+        here = [task for task in leased if task.new.command == command]
+        for name, count in ((ALL_COMMANDS, len(leased)), (command, len(here))):
+            limits = self.limits.get((tenant, name))
+            if limits is not None and limits.in_flight is not None and count >= limits.in_flight:
+                return []
+        rule = self._key_limit(tenant, command)
+        if rule is None or rule.in_flight is None:
+            return pool
+        used = Counter(task.new.limit_key for task in here if task.counted)
+        return [task for task in pool if task.new.limit_key is None or used[task.new.limit_key] < rule.in_flight]
+
+    def _key_limit(self, tenant: str, command: str) -> KeyLimit | None:
+        limits = self.limits.get((tenant, command))
+        return None if limits is None else limits.per_key
+
+    def _check_first(self, allowed: list[Known], lease: Lease) -> None:
+        task = next((task for task in allowed if task.id == lease.id), None)
+        assert task is not None, "a task was delivered that is not ready in the first queue that has any"
+        assert task.order == min(other.order for other in allowed), "not the first in order was delivered"
+
+    def _granted(self, lease: Lease, lease_s: float | None, worker: str) -> Known:
+        task = self.tasks[(lease.tenant, lease.id)]
+        self._grant(task, lease, lease_s, worker)
+        return task
 
     def _claimable(
         self, tenant: str, command: str, taken: set[bytes], after: Callable[[Known], Task | None]
@@ -307,6 +374,7 @@ class Model:
     def _grant(self, task: Known, lease: Lease, lease_s: float | None, worker: str) -> None:
         lease_ms = _ms(lease_s or task.new.lease_s or LEASE_DEFAULT_S)
         task.attempts += 1
+        task.counted = task.new.limit_key is not None and self._key_limit(task.tenant, task.new.command) is not None
         task.home = task.rank
         task.worker = worker or None
         task.progress = None
@@ -565,6 +633,9 @@ class Model:
         tasks = [task for task in self._of(tenant) if task.new.command == stats.command]
         ready = [task for task in tasks if task.place is Place.READY]
         heads = {task.due_ms for task in ready if task.order == min(other.order for other in ready)}
+        if any(task.new.limit_key for task in ready):
+            # Which of them is the first depends on what their limits let in.
+            heads = {task.due_ms for task in ready}
         expected = QueueStats(
             command=stats.command,
             ready=len(ready),
@@ -573,6 +644,7 @@ class Model:
             dead=sum(task.place is Place.DEAD for task in tasks),
             bytes=sum(task.size for task in tasks),
             paused=(tenant, stats.command) in self.paused,
+            limits=self.limits.get((tenant, stats.command)),
             oldest_ready_ms=stats.oldest_ready_ms if stats.oldest_ready_ms in heads else next(iter(heads), None),
         )
         assert stats == expected, f"\nstore: {stats}\nmodel: {expected}"

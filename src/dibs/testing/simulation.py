@@ -23,19 +23,22 @@ from msgspec.structs import replace
 
 from dibs.clock import Clock, ManualClock
 from dibs.ids import key_digest
-from dibs.stores.protocol import Store
+from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import (
+    ALL_COMMANDS,
     PLACES,
     ByKey,
     ErrorInfo,
     Event,
     Filter,
     Heartbeat,
+    KeyLimit,
     Kind,
     Lease,
     NewTask,
     Progress,
     QueueConfig,
+    QueueLimits,
     Settlement,
     Status,
     Swept,
@@ -68,9 +71,11 @@ news = st.fixed_dictionaries(
         "result_ttl_s": st.sampled_from([0.0, 1.0, 30.0]),
         "retention_s": st.sampled_from([0.0, 20.0, 60.0]),
         "keep": st.booleans(),
+        "limit_key": st.sampled_from(["l", "l/2"]),
     },
 )
 tenants = st.sampled_from(TENANTS)
+caps = st.none() | st.sampled_from([1, 2, 5])
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -144,6 +149,14 @@ class StoreMachine(RuleBasedStateMachine):
         if claim_id is not None:
             self.claim_ids.append(claim_id)
         self._claim(tenant, commands[:count], limit, lease_s, worker, claim_id)
+
+    @rule(commands=st.permutations(COMMANDS), count=st.integers(1, len(COMMANDS)), limit=st.integers(1, 6))
+    def claim_of_all_tenants(self, commands: list[str], count: int, limit: int) -> None:
+        self.step()
+        leases = self.run(self.store.claim(ALL_TENANTS, commands[:count], limit=limit))
+        seen = self._seen()
+        self.model.claimed_fairly(TENANTS, commands[:count], limit, leases, lambda task: seen[(task.tenant, task.id)])
+        self.leases += leases
 
     @precondition(lambda self: self.claim_ids)
     @rule(pick=Pick, tenant=tenants, limit=st.integers(1, 4))
@@ -338,12 +351,32 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tenant=tenants, command=st.sampled_from(COMMANDS), paused=st.sampled_from([False, False, True]))
     def pause_or_resume(self, tenant: str, command: str, paused: bool) -> None:
         self.step()
-        config = QueueConfig(paused=paused)
+        config = QueueConfig(paused=paused, limits=self.model.limits.get((tenant, command)))
         self.same(self.run(self.store.configure(tenant, command, config)), config)
         if paused:
             self.model.paused.add((tenant, command))
         else:
             self.model.paused.discard((tenant, command))
+
+    @rule(tenant=tenants, command=st.sampled_from(COMMANDS), cap=caps, per_key=caps)
+    def limit(self, tenant: str, command: str, cap: int | None, per_key: int | None) -> None:
+        """A queue's limits are set, changed or taken away."""
+        limits = QueueLimits(in_flight=cap, per_key=None if per_key is None else KeyLimit(in_flight=per_key))
+        self._limit(tenant, command, None if limits == QueueLimits() else limits)
+
+    @rule(tenant=tenants, cap=caps)
+    def limit_all(self, tenant: str, cap: int | None) -> None:
+        """A cap on all the queues of a tenant."""
+        self._limit(tenant, ALL_COMMANDS, None if cap is None else QueueLimits(in_flight=cap))
+
+    def _limit(self, tenant: str, command: str, limits: QueueLimits | None) -> None:
+        self.step()
+        config = QueueConfig(paused=(tenant, command) in self.model.paused, limits=limits)
+        self.same(self.run(self.store.configure(tenant, command, config)), config)
+        if limits is None:
+            self.model.limits.pop((tenant, command), None)
+        else:
+            self.model.limits[(tenant, command)] = limits
 
     # ------------------------------------------------------------------------------------------------------- time
 

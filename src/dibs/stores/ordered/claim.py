@@ -136,7 +136,7 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := queue.room(len(tokens) - len(leases))) > 0:
         # Where many are parked or over, they are read by the hundred, however few are wanted.
-        many = max(wanted, min(aside, ASIDE_STEP))
+        many, before = max(wanted, min(aside, ASIDE_STEP)), aside
         entries = txn.scan_keys(keys.ready, keys.ready_end, many)
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
@@ -164,7 +164,8 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
             taken.append((entry, task_id, state, body))
         queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
         leases += [_lease_of(keys.tenant.name, task_id, state, body) for _, task_id, state, body in taken]
-        if len(ids) < many and len(taken) < wanted:
+        # What leaves the queue under a limit per key may let others in.
+        if len(ids) < many and len(taken) < wanted and not (limited and aside > before):
             queue.emptied()
             return False
         if aside >= ASIDE_PER_CLAIM:
