@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from dibs.clock import Clock, ManualClock
@@ -59,6 +59,7 @@ news = st.fixed_dictionaries(
     {
         "command": st.sampled_from(COMMANDS),
         "payload": st.sampled_from([b"", b"p", b"\x00\xff\x00"]),
+        "limit_key": st.sampled_from(["l", "l", "l/2", None]),
     },
     optional={
         "priority": st.sampled_from([0, 1, 9]),
@@ -71,7 +72,6 @@ news = st.fixed_dictionaries(
         "result_ttl_s": st.sampled_from([0.0, 1.0, 30.0]),
         "retention_s": st.sampled_from([0.0, 20.0, 60.0]),
         "keep": st.booleans(),
-        "limit_key": st.sampled_from(["l", "l/2"]),
     },
 )
 tenants = st.sampled_from(TENANTS)
@@ -108,12 +108,32 @@ class StoreMachine(RuleBasedStateMachine):
     async def _open(self) -> Store:
         return await self.opener(self.clock)
 
+    @initialize(per_key=st.sampled_from([1, 1, 2, None]))
+    def begin_with_limits(self, per_key: int | None) -> None:
+        """Most histories have them from the beginning, in some queues."""
+        if per_key is not None:
+            for tenant in TENANTS:
+                self._limit(tenant, COMMANDS[0], QueueLimits(per_key=KeyLimit(in_flight=per_key)))
+
     # ------------------------------------------------------------------------------------------------ life of a task
 
     @rule(tenant=tenants, batch=st.lists(news, min_size=1, max_size=4))
     def enqueue(self, tenant: str, batch: list[dict[str, Any]]) -> None:
         self.step()
         tasks = [NewTask(id=self._mint(tenant, options), **options) for options in batch]
+        self.ids += [(tenant, task) for task in tasks]
+        self.same(self.run(self.store.enqueue(tenant, tasks)), self.model.enqueue(tenant, tasks))
+
+    @rule(
+        tenant=tenants,
+        limit_key=st.sampled_from(["l", "l/2"]),
+        priorities=st.lists(st.sampled_from([0, 0, 1, 9]), min_size=2, max_size=6),
+    )
+    def enqueue_of_one_key(self, tenant: str, limit_key: str, priorities: list[int]) -> None:
+        """More of one limit_key than its limit lets go at once."""
+        self.step()
+        options = {"command": COMMANDS[0], "limit_key": limit_key}
+        tasks = [NewTask(id=self._mint(tenant, options), priority=one, **options) for one in priorities]  # type: ignore[arg-type]
         self.ids += [(tenant, task) for task in tasks]
         self.same(self.run(self.store.enqueue(tenant, tasks)), self.model.enqueue(tenant, tasks))
 

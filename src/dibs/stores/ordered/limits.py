@@ -195,6 +195,9 @@ class KeyLimiter:
         """Moves parked tasks whose key has room into the queue; True if something has to be written for it. Called
         between two flushes."""
         touched, self._touched = self._touched, {}
+        if touched:
+            # One that this call put in and parked may go home at once: the journal tells the one before the other.
+            self._queue.work.journal_new()
         for limit in touched:
             self._bring_home(limit)
             # Its own moves touched it again, and it has just been seen to.
