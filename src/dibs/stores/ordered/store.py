@@ -32,7 +32,6 @@ from dibs.task import (
     Acted,
     Already,
     Cancelled,
-    Committed,
     Duplicate,
     Enqueued,
     EventPage,
@@ -49,7 +48,6 @@ from dibs.task import (
     Rejected,
     Settled,
     Settlement,
-    Staged,
     Stats,
     Swept,
     Task,
@@ -183,19 +181,6 @@ class OrderedStore(Store):
 
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
         return self._read(lambda txn: views.list_page(txn, tenant, which, cursor, limit))
-
-    async def _stage(
-        self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask], ids: Sequence[bytes], parts: Sequence[int] = ()
-    ) -> Staged:
-        raise NotImplementedError
-
-    async def _commit_load(
-        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
-    ) -> Committed:
-        raise NotImplementedError
-
-    async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
-        raise NotImplementedError
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
