@@ -6,7 +6,8 @@ Called by :class:`dibs.stores.protocol.Store` before anything reaches a transact
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import NoneType
 from typing import Any
@@ -39,6 +40,7 @@ from dibs.task import (
     Progress,
     QueueConfig,
     QueueLimits,
+    Rows,
     Settlement,
     Status,
     TaskRef,
@@ -176,13 +178,8 @@ def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
     if type(task) is not NewTask:
         raise InvalidOption(f"enqueue takes NewTask values, not {type(task).__name__}")
     check_command(task.command)
-    if type(task.payload) is not bytes:
-        raise InvalidOption(f"the payload is {type(task.payload).__name__}: encode it to bytes first (dibs.codec)")
-    if len(task.payload) > limits.payload_max_bytes:
-        raise PayloadTooLarge(
-            f"the payload is {len(task.payload)} bytes and the limit {limits.payload_max_bytes}: "
-            "keep the data elsewhere and send a reference, or raise payload_max_bytes"
-        )
+    if type(task.payload) is not bytes or len(task.payload) > limits.payload_max_bytes:
+        check_payload(task.payload, limits)
     if task.codec != "json":
         check_codec_name(task.codec)
     if task.id:
@@ -197,22 +194,66 @@ def check_new_task(tenant: str, task: NewTask, limits: Limits) -> None:
     _check_task_options(task)
 
 
-def check_rows(tenant: str, rows: Sequence[NewTask], limits: Limits) -> None:
-    """A chunk is 1 to 1,000 rows, each a good task without an id of its own, and at most 1 MiB unless it is one row."""
-    check_whole("the number of rows", len(rows), 1, BATCH_MAX)
-    size = 0
-    for number, row in enumerate(rows):
-        try:
-            check_new_task(tenant, row, limits)
-            if row.id:
-                raise InvalidOption("a row of a load has no id of its own: it gets one from its chunk's id")
-        except InvalidInput as error:
-            raise type(error)(f"row {number}: {error}") from error
-        size += len(row.payload)
-    if size > CHUNK_MAX_BYTES and len(rows) > 1:
+def check_tasks(what: str, tasks: Sequence[NewTask]) -> Sequence[NewTask]:
+    """Everything in a list is a `NewTask`. Returns the list."""
+    for index, task in enumerate(tasks):
+        if type(task) is not NewTask:
+            raise InvalidOption(f"{what} takes NewTask values, and number {index} is {type(task).__name__}")
+    return tasks
+
+
+def check_payload(payload: bytes, limits: Limits) -> None:
+    """A payload is bytes, within the limit."""
+    if type(payload) is not bytes:
+        raise InvalidOption(f"the payload is {type(payload).__name__}: encode it to bytes first (dibs.codec)")
+    if len(payload) > limits.payload_max_bytes:
         raise PayloadTooLarge(
-            f"the chunk's payloads are {size} bytes and the limit {CHUNK_MAX_BYTES}: stage fewer rows"
+            f"the payload is {len(payload)} bytes and the limit {limits.payload_max_bytes}: "
+            "keep the data elsewhere and send a reference, or raise payload_max_bytes"
         )
+
+
+def check_rows(tenant: str, rows: Rows, limits: Limits) -> None:
+    """A chunk is 1 to 1,000 rows, each a good task without an id of its own, and at most 1 MiB unless it is one row.
+    What rows share is checked once."""
+    if type(rows) is not Rows or not all(type(column) is list for column in astuple(rows)):
+        raise InvalidOption(f"{_short(rows)} is given where Rows belong: make them of lists")
+    count = len(rows.payloads)
+    check_whole("the number of rows", count, 1, BATCH_MAX)
+    for column in (rows.kinds, rows.keys):
+        if column and len(column) != count:
+            raise InvalidOption(f"a column has {len(column)} values and there are {count} rows: give one for each")
+    if any(type(kind) is not int or not 0 <= kind < len(rows.options) for kind in rows.kinds) or not rows.options:
+        raise InvalidOption("kinds name options that are not there: use their numbers")
+    for kind, options in enumerate(rows.options):
+        with _naming(rows.kinds.index(kind) if rows.kinds and kind in rows.kinds else 0):
+            check_new_task(tenant, options, limits)
+            if options.id or options.key is not None or options.payload:
+                raise InvalidOption("a row of a load has no id of its own: it gets one from its chunk's id")
+    _check_payloads(rows.payloads, limits)
+    for row, key in enumerate(rows.keys):
+        if key is not None:
+            with _naming(row):
+                check_key(key)
+
+
+def _check_payloads(payloads: Sequence[bytes], limits: Limits) -> None:
+    if set(map(type, payloads)) != {bytes} or max(map(len, payloads)) > limits.payload_max_bytes:
+        for row, payload in enumerate(payloads):
+            with _naming(row):
+                check_payload(payload, limits)
+    size = sum(map(len, payloads))
+    if size > CHUNK_MAX_BYTES and len(payloads) > 1:
+        raise PayloadTooLarge(f"the payloads are {size} bytes, a chunk takes {CHUNK_MAX_BYTES}: stage fewer rows")
+
+
+@contextmanager
+def _naming(row: int) -> Iterator[None]:
+    """Says which row of a chunk an error is about."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)(f"row {row}: {error}") from error
 
 
 def check_chunk_id(chunk_id: bytes) -> None:

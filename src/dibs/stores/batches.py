@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import astuple, replace
+
 from dibs.errors import InvalidOption
 from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
-from dibs.task import BATCH_MAX, NewTask, Rejected
+from dibs.task import BATCH_MAX, NewTask, Rejected, Rows
 
 BATCH_MAX_BYTES = 1 << 20
 
 Item = TypeVar("Item")
+
+_PAYLOAD, _KEY = map(NewTask.__struct_fields__.index, ("payload", "key"))
+_BEFORE, _BETWEEN, _AFTER = slice(_PAYLOAD), slice(_PAYLOAD + 1, _KEY), slice(_KEY + 1, None)
 
 
 def listed(items: Sequence[Item]) -> Sequence[Item]:
@@ -56,12 +61,44 @@ def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
 
 
-def row_ids(tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> list[bytes]:
+def rows_of(tasks: Sequence[NewTask]) -> Rows:
+    """Returns tasks as rows by column."""
+    found: dict[tuple[Any, ...], int] = {}
+    options: list[NewTask] = []
+    kinds: list[int] = []
+    # Rows mostly say what the one before them said: comparing is cheaper than looking up.
+    before: tuple[Any, ...] = ()
+    between: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = ()
+    kind = -1
+    columns = list(map(astuple, tasks))
+    try:
+        for said in columns:
+            if said[_BETWEEN] != between or said[_AFTER] != after or said[_BEFORE] != before:
+                before, between, after = said[_BEFORE], said[_BETWEEN], said[_AFTER]
+                kind = found.setdefault((before, between, after), len(options))
+                if kind == len(options):
+                    options.append(replace(tasks[len(kinds)], payload=b"", key=None))
+            kinds.append(kind)
+    except TypeError as error:
+        raise InvalidOption(f"row {len(kinds)}: an option is of a type that none has ({error})") from error
+    keys = [said[_KEY] for said in columns]
+    return Rows(
+        [said[_PAYLOAD] for said in columns],
+        options,
+        kinds if len(options) > 1 else [],
+        keys if any(key is not None for key in keys) else [],
+    )
+
+
+def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> list[bytes]:
     """Returns the ids that the rows of a chunk have."""
+    if not isinstance(rows, Rows):
+        rows = rows_of(rows)
     own = slot_of(chunk_id)
     return [
-        row_id(chunk_id, number, own if row.key is None else slot_of(key_digest(tenant, row.command, row.key)))
-        for number, row in enumerate(rows)
+        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
+        for number, key in enumerate(rows.keys or [None] * len(rows.payloads))
     ]
 
 

@@ -21,12 +21,13 @@ from msgspec import Struct
 from dibs import checks
 from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption
-from dibs.stores.batches import batches, ids_of, listed, merged, row_ids, slices
+from dibs.stores.batches import batches, ids_of, listed, merged, rows_of, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
     BATCH_MAX,
+    CHUNK_KEEP_S,
     Acted,
     Already,
     Cancelled,
@@ -46,6 +47,7 @@ from dibs.task import (
     QueueConfig,
     Reader,
     Rejected,
+    Rows,
     Settled,
     Settlement,
     Staged,
@@ -257,7 +259,7 @@ class Store(abc.ABC):
 
     # ---------------------------------------------------------------------------------------------------------- loads
 
-    async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> Staged:
+    async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> Staged:
         """Stores a chunk of a load: 1 to 1,000 rows that nobody sees until a commit names the chunk. Without one it is
         forgotten after 24 hours.
 
@@ -266,9 +268,10 @@ class Store(abc.ABC):
         """
         checks.check_tenant(tenant)
         checks.check_chunk_id(chunk_id)
-        rows = listed(rows)
+        if not isinstance(rows, Rows):
+            rows = rows_of(checks.check_tasks("a chunk", listed(rows)))
         checks.check_rows(tenant, rows, self.limits)
-        return await self._stage(tenant, chunk_id, rows, row_ids(tenant, chunk_id, rows))
+        return await self._stage(tenant, chunk_id, rows)
 
     async def commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], *, forget_s: float | None = None
@@ -417,9 +420,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def _stage(
-        self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask], ids: Sequence[bytes], parts: Sequence[int] = ()
+        self,
+        tenant: str,
+        chunk_id: bytes,
+        rows: Rows,
+        ids: Sequence[bytes] | None = None,
+        parts: Sequence[int] = (),
+        keep_s: float = CHUNK_KEEP_S,
     ) -> Staged:
-        """`ids` are the rows', made from the chunk's. `parts`: the shards that hold other rows of this chunk."""
+        """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
 
     @abc.abstractmethod
     async def _commit_load(

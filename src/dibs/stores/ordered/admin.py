@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import EXPIRE_WORKER, reader_key, tenant_keys
+from dibs.stores.ordered.loads import leave_alone
 from dibs.stores.ordered.records import CANCELLED, DEAD, PENDING, STATUSES, Detail, State, StoredWorker, encode_worker
-from dibs.stores.ordered.views import live_state, matching_ids, resolve
+from dibs.stores.ordered.views import live_state, matching, resolve
 from dibs.stores.ordered.work import Work
 from dibs.task import (
     ALL_COMMANDS,
@@ -32,6 +33,8 @@ def cancel(txn: Txn, tenant: str, refs: Sequence[TaskRef]) -> list[Cancelled]:
     outcomes = []
     for ref in refs:
         task_id = resolve(txn, tenant, ref)
+        if task_id is not None:
+            leave_alone(work, tenant, task_id)
         state = live_state(txn, tenant_keys(tenant), task_id)
         if state is None or task_id is None:
             outcomes.append(Cancelled("unknown"))
@@ -85,7 +88,8 @@ def _dead_or_ended(
     if isinstance(which, Filter):
         if only_dead:
             which = replace(which, place=Place.DEAD)
-        found, cursor = matching_ids(txn, tenant, which, cursor, limit)
+        seen, cursor = matching(txn, tenant, which, cursor, limit)
+        found = [(one.id, one.state) for one in seen]
     else:
         states = {task_id: live_state(txn, tenant_keys(tenant), task_id) for task_id in which}
         found, cursor = [(task_id, state) for task_id, state in states.items() if state is not None], None

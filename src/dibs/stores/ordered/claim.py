@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -15,12 +16,15 @@ from dibs.stores.ordered.keys import (
     QueueKeys,
     from8,
     from_count,
+    is_block,
     ms8,
     queue_keys,
     tenant_keys,
 )
+from dibs.stores.ordered.loads import Leaving, leave_block
 from dibs.stores.ordered.records import (
     LEASED,
+    PARKED,
     Body,
     State,
     StoredClaim,
@@ -138,6 +142,15 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
         # Where many are parked or over, they are read by the hundred, however few are wanted.
         many, before = max(wanted, min(aside, ASIDE_STEP)), aside
         entries = txn.scan_keys(keys.ready, keys.ready_end, many)
+        all_seen = len(entries) < many
+        if any(map(is_block, entries)):
+            if is_block(entries[0]):
+                aside += _take_rows(queue, call, tokens[: len(leases) + wanted], leases, entries[0], many)
+                if aside >= ASIDE_PER_CLAIM:
+                    return True
+                work.flush()
+                continue
+            entries, all_seen = list(takewhile(_is_task, entries)), False
         ids = [entry[-ID_BYTES:] for entry in entries]
         states = txn.get_many([state_prefix + task_id for task_id in ids])
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
@@ -165,7 +178,7 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
         queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
         leases += [_lease_of(keys.tenant.name, task_id, state, body) for _, task_id, state, body in taken]
         # What leaves the queue under a limit per key may let others in.
-        if len(ids) < many and len(taken) < wanted and not (limited and aside > before):
+        if all_seen and len(taken) < wanted and not (limited and aside > before):
             queue.emptied()
             return False
         if aside >= ASIDE_PER_CLAIM:
@@ -173,6 +186,46 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
         if len(leases) < len(tokens):
             work.flush()
     return False
+
+
+def _take_rows(
+    queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes, many: int
+) -> int:
+    """Leases rows straight from the block at the head of a queue; returns how many it met that have ended, or were
+    parked, instead."""
+    queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
+    rows, seen = leave_block(queue, block, many)
+    aside = seen - len(rows)
+    if queue.key_limit is not None:
+        met, rows = rows, _within_limits(queue, rows, len(tokens) - len(leases))
+        aside += sum(row.state.place == PARKED for row in met)
+    for row, token in zip(rows, tokens[len(leases) :], strict=False):
+        state = row.state
+        state.token = token
+        state.lease_ms = call.lease_ms or row.body.lease_ms or queue_lease_ms
+        state.worker = call.worker
+        state.attempts = 1
+    queue.lease([], [row.id for row in rows], [row.state for row in rows], call.worker)
+    leases += [_lease_of(queue.tenant.name, row.id, row.state, row.body) for row in rows]
+    return aside
+
+
+def _within_limits(queue: QueueWork, rows: list[Leaving], wanted: int) -> list[Leaving]:
+    """Returns the first rows that their limits let anybody lease. Those over it are parked; what comes after the last
+    that is wanted stands in the queue, and is looked at when it is claimed."""
+    taken: list[Leaving] = []
+    for row in rows:
+        if len(taken) == wanted:
+            queue.place(row.id, row.state)
+        elif row.body.limit_key is None or queue.limiter.take(row.id, row.state, row.body):
+            taken.append(row)
+        else:
+            queue.expire_start(row.id, row.state)
+    return taken
+
+
+def _is_task(entry: bytes) -> bool:
+    return not is_block(entry)
 
 
 def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:

@@ -3,7 +3,8 @@
 Checked: every task has a body (unless it was completed with `keep=False`), its index entry and a legal place; every
 index entry names a state that names it; keys point to tasks; counters equal a recount, those of limits too; nothing can
 be due without the due index knowing, nor ready without the ready index; nothing is parked without a way home; what has
-ended will expire; journal positions increase.
+ended will expire; journal positions increase. A row of a load that has not left its block has no records of its own;
+its block stands where its chunk says, and it is counted.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from dibs.ids import ID_BYTES, id_to_text, key_digest
+from dibs.ids import CHUNK_BYTES, ID_BYTES, id_to_text, key_digest
+from dibs.stores.ordered.chunks import Chunk, ChunkRows, block_entry, due_ms, read_chunk, read_head, stands
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     BYTES,
     COUNTER_FIELDS,
     DUE,
+    EXPIRE_CHUNK,
     EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
@@ -34,8 +37,10 @@ from dibs.stores.ordered.keys import (
     from8,
     from_count,
     id_of,
+    is_block,
     kind_of,
     ms8,
+    parse_block_name,
     parse_due_key,
     parse_expiry_key,
     queue_keys,
@@ -49,19 +54,26 @@ from dibs.stores.ordered.records import (
     DELAYED,
     IN_PROGRESS,
     LEASED,
+    NO_WAIT,
     NOWHERE,
     PARKED,
     PENDING,
     PLACES,
     READY,
     STATUSES,
+    TAIL_BYTES,
     Body,
+    Head,
     State,
+    StoredRows,
     UnreadableRecord,
     decode_body,
+    decode_head,
     decode_result,
+    decode_rows,
     decode_runs,
     decode_state,
+    encode_body,
     encode_state,
 )
 from dibs.stores.ordered.recount import Recount, timer_named
@@ -131,6 +143,11 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
             report.add(what, f"{tenant.name} {id_to_text(task_id)}")
         if state.place in (LEASED, DELAYED):
             earliest[queue] = min(earliest.get(queue, from8(state.rank[:8])), from8(state.rank[:8]))
+    for queue, state in _examine_chunks(txn, tenant, report):
+        report.tasks += 1
+        _count(counts, queue, state)
+        if state.place == DELAYED:
+            earliest[queue] = min(earliest.get(queue, state.due_ms), state.due_ms)
     _examine_indexes(txn, tenant, report)
     for what, key in uses.problems(txn):
         report.add(what, key)
@@ -163,6 +180,36 @@ def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State)
         yield "a token without a lease, or a lease without a token"
 
 
+def _examine_chunks(txn: ReadTxn, tenant: TenantKeys, report: Report) -> Iterator[tuple[QueueKeys, State]]:
+    """Yields the rows of loads that have no records of their own."""
+    expiring = set(_expiring_chunks(txn, tenant))
+    for key, value in _items(txn, tenant.head):
+        try:
+            head = decode_head(value)
+            chunk = read_chunk(txn, tenant, head)
+        except UnreadableRecord:
+            report.add("chunk cannot be read, its head or its rows", key)
+            continue
+        if not head.version and head.chunk_id not in expiring:
+            report.add("staged chunk that will not expire", key)
+        if head.version and head.done():
+            report.add("chunk without a row left", key)
+        for number, block in enumerate(head.blocks if head.version else ()):
+            queue = queue_keys(tenant.name, block.command)
+            if block.taken < block.count and txn.get(block_entry(tenant, head, number)) is None:
+                report.add("block without an entry in its place", key)
+            for row in chunk.left(number):
+                state = chunk.state(number, row)
+                if state.place == READY and txn.get(queue.ready_mark) is None:
+                    report.add("a block is ready, and the ready index does not know", key)
+                if txn.get(tenant.state + chunk.id(row)) is not None:
+                    report.add("row of a block with a state of its own", f"{tenant.name} {id_to_text(chunk.id(row))}")
+                yield queue, state
+    for key, _ in _items(txn, tenant.chunk):
+        if txn.get(tenant.head + key[len(tenant.chunk) :]) is None:
+            report.add("rows of a chunk without a head", key)
+
+
 def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
     for letter, place in _PLACE_LETTERS.items():
         for key, _ in _items(txn, tenant.first + letter):
@@ -184,7 +231,7 @@ def _examine_journal(txn: ReadTxn, report: Report) -> None:
     for key, value in _items(txn, JOURNAL):
         size += len(key) + len(value)
         try:
-            report.events += sum(len(run.ids) for run in decode_runs(value))
+            report.events += sum(run.count() for run in decode_runs(value))
         except UnreadableRecord:
             report.add("journal entry cannot be read", key)
     counted = from_count(txn.get(META_JOURNAL_BYTES))
@@ -206,6 +253,8 @@ def repair(txn: Txn) -> None:
             txn.delete(key)
     for name in list(_tenants(txn)):
         _rebuild_states(txn, tenant_keys(name))
+    for name in list(_tenants(txn)):
+        _rebuild_chunks(txn, tenant_keys(name))
     for name in _tenants(txn):
         _repair_tenant(txn, tenant_keys(name))
     for key, _ in list(_items(txn, DUE)):
@@ -228,6 +277,43 @@ def _rebuild_states(txn: Txn, tenant: TenantKeys) -> None:
                 txn.put(key, encode_state(_new_state(txn, tenant, task_id, decode_body(body), n)))
         elif body_lost and not decode_state(value).ended():
             txn.delete(key)
+
+
+def _rebuild_chunks(txn: Txn, tenant: TenantKeys) -> None:
+    """Drops chunks that belong to nothing. Rows whose head cannot be read, but which a block in a place names, were
+    committed: each that has no state becomes a task of its own; at worst it runs once more."""
+    for key, value in list(_items(txn, tenant.head)):
+        name = key[len(tenant.head) :]
+        rows = txn.get(tenant.chunk + name)
+        if rows is None or not _readable(decode_rows, rows):
+            txn.delete(key)
+        elif not _readable(decode_head, value):
+            if _stands_somewhere(txn, tenant, name):
+                _make_tasks(txn, tenant, name, decode_rows(rows))
+            txn.delete(key)
+        elif decode_head(value).version and decode_head(value).done():
+            txn.delete(key)
+    for key, _ in list(_items(txn, tenant.chunk)):
+        if txn.get(tenant.head + key[len(tenant.chunk) :]) is None:
+            txn.delete(key)
+
+
+def _stands_somewhere(txn: ReadTxn, tenant: TenantKeys, chunk: bytes) -> bool:
+    return any(
+        is_block(key) and parse_block_name(id_of(key))[0] == chunk
+        for letter in (b"P", b"D")
+        for key, _ in _items(txn, tenant.first + letter)
+    )
+
+
+def _make_tasks(txn: Txn, tenant: TenantKeys, name: bytes, rows: StoredRows) -> None:
+    chunk = Chunk(tenant, Head(name + bytes(TAIL_BYTES), b"", 0, [], []), ChunkRows(rows))
+    for row in range(len(rows.payloads)):
+        task_id = chunk.id(row)
+        if txn.get(tenant.state + task_id) is None:
+            body = chunk.body(row)
+            txn.put(tenant.body + task_id, encode_body(body))
+            txn.put(tenant.state + task_id, encode_state(_new_state(txn, tenant, task_id, body, row)))
 
 
 def _new_state(txn: Txn, tenant: TenantKeys, task_id: bytes, body: Body, n: int) -> State:
@@ -274,11 +360,33 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
             txn.put(queue.key + state.digest, task_id)
         if state.ended() and task_id not in expiring:
             txn.put(expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant.name, task_id), task_id)
+    _repair_chunks(txn, tenant, counts)
     for queue, at_ms in uses.repair(txn):
         _know_due(txn, queue, at_ms)
     stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
     for key in stored.keys() | counts.keys():
         txn.add(key, counts[key] - stored.get(key, 0))
+
+
+def _repair_chunks(txn: Txn, tenant: TenantKeys, counts: Counter[bytes]) -> None:
+    """Puts every block where its chunk says, and counts its rows."""
+    expiring = set(_expiring_chunks(txn, tenant))
+    for _, value in list(_items(txn, tenant.head)):
+        head = decode_head(value)
+        chunk = read_chunk(txn, tenant, head)
+        if not head.version and head.chunk_id not in expiring:
+            txn.put(expiry_key(head.expires_ms, EXPIRE_CHUNK, tenant.name, head.chunk_id), head.chunk_id)
+        for number, block in enumerate(head.blocks if head.version else ()):
+            queue = queue_keys(tenant.name, block.command)
+            if block.taken == block.count:
+                continue
+            txn.put(block_entry(tenant, head, number), b"")
+            if block.wait == NO_WAIT:
+                txn.put(queue.ready_mark, b"")
+            else:
+                _know_due(txn, queue, due_ms(head, block, block.due))
+            for row in chunk.left(number):
+                _count(counts, queue, chunk.state(number, row))
 
 
 def _drop_orphans(txn: Txn, tenant: TenantKeys) -> None:
@@ -336,13 +444,25 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 
 
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
-    """Whether the task that an index entry is about stands there; what limits have among the delayed is theirs."""
+    """Whether the task, or the block, that an index entry is about stands there; what limits have among the delayed is
+    theirs."""
+    if is_block(entry):
+        return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
     if entry.startswith(tenant.first + b"D") and kind_of(entry) in (KIND_LIMIT, KIND_REVIEW):
         return timer_named(txn, tenant, entry)
     return _agrees(
         txn, tenant, task_id, lambda state: _entry(queue_keys(tenant.name, state.command), task_id, state) == entry
     )
+
+
+def _block_named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
+    name, number = parse_block_name(id_of(entry))
+    try:
+        head = read_head(txn, tenant, name)
+    except UnreadableRecord:
+        return True
+    return head is not None and stands(tenant, head, number, entry)
 
 
 def _held(txn: ReadTxn, tenant: TenantKeys, key: bytes, owner: bytes) -> bool:
@@ -370,6 +490,17 @@ def _expiring(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
             for task_id in split_ids(value):
                 if _agrees(txn, tenant, task_id, lambda state, at_ms=at_ms: state.kept_until_ms == at_ms):  # type: ignore[misc]
                     yield task_id
+
+
+def _expiring_chunks(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
+    """Yields the staged chunks that an expiry entry will remove."""
+    for key, value in _items(txn, EXPIRIES):
+        at_ms, kind, name = parse_expiry_key(key)
+        if kind == EXPIRE_CHUNK and name == tenant.name:
+            for chunk_id in split_ids(value):
+                stored = txn.get(tenant.head + chunk_id[:CHUNK_BYTES])
+                if stored is not None and _readable(decode_head, stored) and decode_head(stored).expires_ms == at_ms:
+                    yield chunk_id
 
 
 def _count(counts: Counter[bytes], queue: QueueKeys, state: State) -> None:

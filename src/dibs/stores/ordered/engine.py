@@ -60,6 +60,8 @@ class ReadTxn(Protocol):
     """One consistent view of the store."""
 
     now_ms: int
+    memory: dict[bytes, Any]
+    """What this engine's readers keep of records that never change."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -117,6 +119,7 @@ class Engine(abc.ABC):
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.store_id = b""
+        self.memory: dict[bytes, Any] = {}
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._users = 0
 
@@ -267,7 +270,7 @@ class Lane:
             return
         for run in runs:
             if run.kind in MAKES_READY:
-                self.wakeups.wake(Ready(run.tenant, run.command), len(run.ids))
+                self.wakeups.wake(Ready(run.tenant, run.command), run.count())
             elif run.kind in ENDS:
                 for task_id in run.ids:
                     self.wakeups.wake_all(Ended(run.tenant, task_id))
@@ -277,9 +280,9 @@ class Lane:
 
     def _tell_of_room(self, run: Run) -> None:
         if run.room == ROOM_IN_TENANT:
-            self.wakeups.wake_tenant(run.tenant, len(run.ids))
+            self.wakeups.wake_tenant(run.tenant, run.count())
         else:
-            self.wakeups.wake(Ready(run.tenant, run.command), len(run.ids))
+            self.wakeups.wake(Ready(run.tenant, run.command), run.count())
 
     def watch(self) -> None:
         """Called before somebody starts to wait: from now on other processes' commits must be heard too."""

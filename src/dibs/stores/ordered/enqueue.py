@@ -10,35 +10,25 @@ from typing import Any
 from msgspec import Struct
 
 from dibs.errors import StoreFull
-from dibs.ids import key_digest
+from dibs.ids import CHUNK_BYTES, key_digest
+from dibs.stores.ordered.chunks import find_row
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import EXPIRE_START, delayed_rank, end_of, tenant_keys
+from dibs.stores.ordered.new import body_of, in_ms, new_state
 from dibs.stores.ordered.records import (
     DELAYED,
     FAILED,
-    PENDING,
     READY,
     STATUSES,
-    State,
     decode_state,
     encode_body,
 )
 from dibs.stores.ordered.views import result_of
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import (
-    MAX_ATTEMPTS_DEFAULT,
-    RESULT_TTL_DEFAULT_S,
-    Duplicate,
-    Enqueued,
-    NewTask,
-    QueueConfig,
-    Rejected,
-    Status,
-)
+from dibs.task import Duplicate, Enqueued, NewTask, Rejected, Status
 
 LOOK_AT_NEWEST_FROM = 8
 _options = attrgetter("options")
-_RESULT_TTL_MS = int(RESULT_TTL_DEFAULT_S * 1000)
 
 
 class Prepared(Struct, frozen=True, gc=False):
@@ -55,20 +45,8 @@ class Prepared(Struct, frozen=True, gc=False):
 
 
 def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
-    """Encodes the body (a `Body`, without making one) and digests the key, outside the writer."""
-    body = encode_body(
-        (
-            task.command,
-            task.payload,
-            task.codec,
-            task.key,
-            0 if task.lease_s is None else _ms(task.lease_s),
-            0 if task.timeout_s is None else _ms(task.timeout_s),
-            task.traceparent,
-            task.limit_key,
-            task.limit_cost,
-        )
-    )
+    """Encodes the body and digests the key, outside the writer."""
+    body = encode_body(body_of(task, task.payload, task.key))
     limit = b"" if task.limit_key is None else key_digest(tenant, task.command, task.limit_key)
     if task.key is not None or task.delay_s or task.run_at_ms is not None:
         digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
@@ -111,7 +89,18 @@ def _known(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[bytes | Non
     if len(wanted) >= LOOK_AT_NEWEST_FROM:
         newest = txn.scan(prefix, end_of(prefix), 1, reverse=True)
         if not newest or newest[0][0] < min(wanted):
-            return [None] * len(wanted)
+            return _known_rows(txn, tenant, batch)
+    known = txn.get_many(wanted)
+    return [state or row for state, row in zip(known, _known_rows(txn, tenant, batch), strict=True)]
+
+
+def _known_rows(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[bytes | None]:
+    """Returns the heads of the chunks that hold, or held, rows with those ids."""
+    prefix = tenant_keys(tenant).head
+    newest = txn.scan(prefix, end_of(prefix), 1, reverse=True)
+    wanted = [prefix + item.id[:CHUNK_BYTES] for item in batch] if newest else []
+    if not newest or newest[0][0] < min(wanted):
+        return [None] * len(batch)
     return txn.get_many(wanted)
 
 
@@ -120,7 +109,7 @@ def _cleared(work: Work, tenant: str, task_id: bytes) -> bool:
     # Read again: an item of this batch that was not put in may have cleared the same id before.
     stored = work.txn.get(tenant_keys(tenant).state + task_id)
     if stored is None:
-        return True
+        return find_row(work.txn, tenant_keys(tenant), task_id) is None
     state = decode_state(stored)
     if not state.gone(work.now_ms):
         return False
@@ -147,7 +136,7 @@ def _put_alike(queue: QueueWork, run: list[Prepared]) -> None:
             _put(queue, item)
         return
     task, now_ms = run[0].task, queue.work.now_ms
-    state = _new_state(queue.config, task, b"", now_ms, READY, b"", now_ms)
+    state = new_state(queue.config, task, b"", now_ms, READY, b"", now_ms)
     ids = [item.id for item in run]
     queue.put_alike(ids, state, [item.body for item in run], [len(item.task.payload) for item in run])
     if state.expires_ms:
@@ -171,7 +160,8 @@ def _put_each(
             continue
         queue = work.queue(tenant, task.command)
         if item.digest:
-            duplicate = _duplicate(queue, item, keys.get((task.command, item.digest)))
+            put_now = keys.get((task.command, item.digest))
+            duplicate = duplicate_of(queue, item.digest, task.on_duplicate, put_now)
             if duplicate is not None:
                 outcomes.append(duplicate)
                 continue
@@ -188,11 +178,11 @@ def _put_each(
 
 def _put(queue: QueueWork, item: Prepared) -> None:
     work, now_ms, task, task_id = queue.work, queue.work.now_ms, item.task, item.id
-    due_ms = task.run_at_ms or (now_ms + _ms(task.delay_s) if task.delay_s else now_ms)
+    due_ms = task.run_at_ms or (now_ms + in_ms(task.delay_s) if task.delay_s else now_ms)
     if due_ms > now_ms:
-        state = _new_state(queue.config, task, item.digest, now_ms, DELAYED, delayed_rank(due_ms), due_ms)
+        state = new_state(queue.config, task, item.digest, now_ms, DELAYED, delayed_rank(due_ms), due_ms)
     else:
-        state = _new_state(queue.config, task, item.digest, now_ms, READY, b"", now_ms)
+        state = new_state(queue.config, task, item.digest, now_ms, READY, b"", now_ms)
         state.rank = work.back_rank(state.priority)
     if item.limit and queue.key_limit is not None:
         state.limit, state.cost = item.limit, task.limit_cost
@@ -203,37 +193,12 @@ def _put(queue: QueueWork, item: Prepared) -> None:
         work.expire(state.expires_ms, EXPIRE_START, queue.tenant.name, task_id)
 
 
-def _new_state(
-    config: QueueConfig, task: NewTask, digest: bytes, now_ms: int, place: int, rank: bytes, due_ms: int
-) -> State:
-    ttl_s = config.result_ttl_s if task.result_ttl_s is None else task.result_ttl_s
-    ttl_ms = _RESULT_TTL_MS if ttl_s is None else _ms(ttl_s)
-    retention_s = config.retention_s if task.retention_s is None else task.retention_s
-    return State(
-        command=task.command,
-        status=PENDING,
-        place=place,
-        rank=rank,
-        priority=(config.priority or 0) if task.priority is None else task.priority,
-        attempts=0,
-        max_attempts=task.max_attempts or config.max_attempts or MAX_ATTEMPTS_DEFAULT,
-        size=len(task.payload),
-        enqueued_ms=now_ms,
-        due_ms=due_ms,
-        expires_ms=0 if task.expires_s is None else now_ms + _ms(task.expires_s),
-        result_ttl_ms=ttl_ms,
-        retention_ms=ttl_ms if retention_s is None else max(ttl_ms, _ms(retention_s)),
-        keep=task.keep,
-        digest=digest,
-    )
-
-
-def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Duplicate | None:
-    """Returns what holds the key, if that is still kept."""
+def duplicate_of(queue: QueueWork, digest: bytes, on_duplicate: str, put_now: bytes | None) -> Duplicate | None:
+    """Returns what holds the key, if that is still kept. `put_now`: a task of this call that has it."""
     work = queue.work
     if put_now is not None:
         return Duplicate(put_now, Status.PENDING)
-    owner = work.txn.get(queue.keys.key + item.digest)
+    owner = work.txn.get(queue.keys.key + digest)
     stored = None if owner is None else work.txn.get(queue.tenant.state + owner)
     if owner is None or stored is None:
         return None
@@ -244,12 +209,8 @@ def _duplicate(queue: QueueWork, item: Prepared, put_now: bytes | None) -> Dupli
         queue.save(owner, state)
         work.flush()
         return None
-    if item.task.on_duplicate == "replay_dead" and state.status == FAILED:
+    if on_duplicate == "replay_dead" and state.status == FAILED:
         queue.revive(owner, state)
         work.flush()
         return Duplicate(owner, Status.PENDING, replayed=True)
     return Duplicate(owner, STATUSES[state.status], result_of(work.txn, queue.tenant, owner, state))
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

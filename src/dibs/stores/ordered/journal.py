@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dibs.errors import InvalidCursor, JournalReset, JournalTrimmed
 from dibs.stores.ordered.keys import JOURNAL, META_JOURNAL_TRIMMED, QueueKeys, end_of
-from dibs.stores.ordered.records import Detail, Run, decode_runs, encode_runs
+from dibs.stores.ordered.records import Detail, Run, RunRows, decode_runs, encode_runs
 from dibs.task import Event, EventKind, EventPage
 
 if TYPE_CHECKING:
@@ -47,16 +47,21 @@ class JournalWriter:
         self.last, self.queue = run, queue
         return run
 
+    def rows(self, queue: QueueKeys, rows: RunRows) -> None:
+        """Journals that rows of a load were put in."""
+        self.runs.append(Run(EventKind.ENQUEUED, queue.tenant.name, queue.command, self._at_ms, "", [], [], None, rows))
+        self.last = None
+
     def entries(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """Yields the keys and values to store, each with at most 1,000 events."""
         entry: list[Run] = []
         count = n = 0
         for run in self.runs:
-            if entry and count + len(run.ids) > ENTRY_EVENTS_MAX:
+            if entry and count + run.count() > ENTRY_EVENTS_MAX:
                 yield _entry_key(version, n), encode_runs(entry)
                 entry, count, n = [], 0, n + 1
             entry.append(run)
-            count += len(run.ids)
+            count += run.count()
         if entry:
             yield _entry_key(version, n), encode_runs(entry)
 
@@ -151,7 +156,7 @@ class JournalReader:
             for key, value in items:
                 index_in_entry = 0
                 for run in decode_runs(value):
-                    for index in range(len(run.ids)):
+                    for index in range(run.count()):
                         if key[1:] != begin.position or index_in_entry >= skip:
                             yield Cursor(self._store_id, key[1:], index_in_entry), run, index
                         index_in_entry += 1
@@ -165,9 +170,9 @@ def _event(cursor: Cursor, run: Run, index: int) -> Event:
         at_ms=run.at_ms,
         kind=run.kind,
         tenant=run.tenant,
-        id=run.ids[index],
+        id=run.id(index),
         command=run.command,
-        attempt=run.attempts[index],
+        attempt=run.attempt(index),
         worker=run.worker,
         reason=detail.reason,
         error_type=detail.error_type,
@@ -177,4 +182,4 @@ def _event(cursor: Cursor, run: Run, index: int) -> Event:
 
 
 def _count(runs: Sequence[Run]) -> int:
-    return sum(len(run.ids) for run in runs)
+    return sum(run.count() for run in runs)

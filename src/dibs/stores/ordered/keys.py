@@ -7,8 +7,8 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     <tenant>·S<id>                                    state: where the task stands and who holds it
     <tenant>·R<id>                                    result, or the latest error, unless it is small: then in the state
     <tenant>·K<command>·<digest16>          → id      deduplication
-    <tenant>·P<command>·<9-prio><version8><n4><kind1><id>    ready
-    <tenant>·D<command>·<visible_ms8><kind1><id>      delayed
+    <tenant>·P<command>·<9-prio><version8><n4><kind1><id|block>    ready
+    <tenant>·D<command>·<visible_ms8><kind1><id|block>      delayed
     <tenant>·L<command>·<expiry_ms8><id>              leased
     <tenant>·G<command>·<limit16><9-prio><version8><n4><kind1><id>    parked: ready, but over the limit of its limit_key
     <tenant>·H<limit16>                               how much of its limit a limit_key uses
@@ -17,6 +17,9 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     <tenant>·Z<command>                               queue configuration; the command * is the whole tenant
     <tenant>·W<worker>                                worker registry
     <tenant>·O<claim_id>                    → leases  recent claims; the tenant * has those of all tenants
+    <tenant>·B<chunk13>                               rows of a load that have no records of their own yet
+    <tenant>·V<chunk13>                               their header: which blocks they form, whether they are committed
+    <tenant>·N<load>                        → seq     committed loads
     <tenant>·U<command>                     → due_ms8 when the queue next has something due
     A<due_ms8><tenant>·<command>                      the same, in order of time
     Y<tenant>·<command>                               queues that may have ready tasks
@@ -28,8 +31,9 @@ tenant, command or reader name can contain, so no name can run into its neighbou
 Why they sort so: a forward scan of P is the claim order (higher priority first, then the order of commits, then the
 order within a batch). D, L, E and A are scanned from the start up to now and never further. What belongs to a tenant
 starts with its name, in lower case or a digit; what belongs to all starts with an upper-case letter, so the two never
-meet. `kind1` leaves room for a block of rows beside a single task; among the delayed there are also, with 16 bytes
-where a task has its id, the time at which a limit_key has room again, and how far a change of limits has been worked
+meet. `kind1` tells a single task from a block: rows of one chunk, command and priority, which stand where the first of
+them that is left stands. A block is named as an id is, by 16 bytes: chunk, number, zero. Among the delayed there are
+also, named by 16 bytes, the time at which a limit_key has room again, and how far a change of limits has been worked
 in. A parked entry is a ready one with its limit in front, so that the first of a key to go home is the first of them.
 """
 
@@ -39,12 +43,15 @@ import struct
 from collections.abc import Iterable
 from functools import lru_cache
 
-from dibs.ids import ID_BYTES
+from dibs.ids import CHUNK_BYTES, ID_BYTES
 from dibs.task import PRIORITY_MAX
 
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
 KIND_TASK = b"t"
+KIND_BLOCK = b"b"
+_KIND_AT = -ID_BYTES - 1
+_BLOCK = KIND_BLOCK[0]
 KIND_LIMIT = b"k"
 KIND_REVIEW = b"r"
 _READY_RANK = struct.Struct(">BQI1s")
@@ -64,7 +71,10 @@ EXPIRE_RESULT = b"r"
 EXPIRE_TASK = b"t"
 EXPIRE_CLAIM = b"c"
 EXPIRE_WORKER = b"w"
-EXPIRE_LIMIT = b"l"
+EXPIRE_CHUNK = b"k"
+EXPIRE_BLOCK = b"b"
+EXPIRE_LOAD = b"l"
+EXPIRE_LIMIT = b"u"
 
 META_FORMAT = b"Mformat"
 META_STORE_ID = b"Mstore_id"
@@ -79,12 +89,15 @@ class TenantKeys:
 
     __slots__ = (
         "body",
+        "chunk",
         "claim",
         "configs",
         "counters",
         "first",
+        "head",
         "last",
         "limit",
+        "load",
         "name",
         "result",
         "state",
@@ -102,6 +115,9 @@ class TenantKeys:
         self.result = head + b"R"
         self.worker = head + b"W"
         self.claim = head + b"O"
+        self.chunk = head + b"B"
+        self.head = head + b"V"
+        self.load = head + b"N"
         self.configs = head + b"Z"
         self.counters = head + b"Q"
         self.limit = head + b"H"
@@ -181,15 +197,30 @@ def from_count(data: bytes | None) -> int:
     return 0 if data is None else int.from_bytes(data, "big", signed=True)
 
 
-def ready_ranks(priority: int, version: int, numbers: Iterable[int]) -> list[bytes]:
+def ready_ranks(priority: int, version: int, numbers: Iterable[int], kind: bytes = KIND_TASK) -> list[bytes]:
     """Where the tasks that a call puts at the back of a priority stand among the ready ones, by their number in it."""
     pack, before = _READY_RANK.pack, PRIORITY_MAX - priority
-    return [pack(before, version, number, KIND_TASK) for number in numbers]
+    return [pack(before, version, number, kind) for number in numbers]
 
 
-def delayed_rank(visible_ms: int) -> bytes:
+def delayed_rank(visible_ms: int, kind: bytes = KIND_TASK) -> bytes:
     """Where a task stands among the delayed ones of its queue."""
-    return visible_ms.to_bytes(8, "big") + KIND_TASK
+    return visible_ms.to_bytes(8, "big") + kind
+
+
+def is_block(entry: bytes) -> bool:
+    """Whether an entry of a place is about a block of rows rather than a task."""
+    return entry[_KIND_AT] == _BLOCK
+
+
+def block_name(chunk: bytes, number: int) -> bytes:
+    """What a block is called where a task has its id. `chunk`: the first 13 bytes of the chunk's id."""
+    return chunk + number.to_bytes(2, "big") + SEPARATOR
+
+
+def parse_block_name(name: bytes) -> tuple[bytes, int]:
+    """Returns the chunk and the number of a block."""
+    return name[:CHUNK_BYTES], int.from_bytes(name[CHUNK_BYTES:-1], "big")
 
 
 def kind_of(entry: bytes) -> bytes:

@@ -221,7 +221,7 @@ class LmdbEngine(Engine):
             self._restart_in_child()
         try:
             with readable(self.describe()), self.environment.begin() as txn:
-                return fn(LmdbReadTxn(txn, self.clock.now_ms()))
+                return fn(LmdbReadTxn(txn, self.clock.now_ms(), self.memory))
         except lmdb.Error as error:
             raise _explained(error, self) from error
 
@@ -331,7 +331,7 @@ class LmdbEngine(Engine):
         group = Group(calls, GROUP_MAX_S)
         try:
             with readable(self.describe()):
-                txn = LmdbTxn(raw, self.clock.now_ms(), lambda: self.full(raw))
+                txn = LmdbTxn(raw, self.clock.now_ms(), self.memory, lambda: self.full(raw))
                 group.run(txn)
                 flush_txn(txn)
         except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
@@ -466,6 +466,10 @@ def _check_meta(environment: lmdb.Environment, directory: Path, durability: str)
         made_with = bytes(txn.get(META_DURABILITY) or b"").decode()
     if from8(found or b"") > FORMAT:
         raise NewerFormat(f"{directory} has format {from8(found or b'')} and this dibs knows {FORMAT}: upgrade dibs")
+    if from8(found or b"") < FORMAT:
+        # Nothing of an older store changes; but what is written from now on, an older dibs could not read.
+        with environment.begin(write=True) as txn:
+            txn.put(META_FORMAT, ms8(FORMAT))
     if made_with != durability:
         raise ModeMismatch(f"{directory} was made with durability {made_with!r}: open it with that")
     assert store_id is not None

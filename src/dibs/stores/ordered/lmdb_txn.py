@@ -25,8 +25,9 @@ WALK_FROM = 16
 class LmdbReadTxn:
     """A snapshot."""
 
-    def __init__(self, txn: lmdb.Transaction, now_ms: int) -> None:
+    def __init__(self, txn: lmdb.Transaction, now_ms: int, memory: dict[bytes, Any]) -> None:
         self.now_ms = now_ms
+        self.memory = memory
         # The driver's types allow for memory views, which it only makes when asked to.
         self._cursor: Any = txn.cursor()
         self.get: Callable[[bytes], bytes | None] = txn.get  # type: ignore[assignment]
@@ -97,8 +98,10 @@ def _read_on(found: list[T], items: Iterator[T], limit: int, past: Callable[[T],
 class LmdbTxn(LmdbReadTxn):
     """The write transaction of one group of calls."""
 
-    def __init__(self, txn: lmdb.Transaction, now_ms: int, full: Callable[[], str | None]) -> None:
-        super().__init__(txn, now_ms)
+    def __init__(
+        self, txn: lmdb.Transaction, now_ms: int, memory: dict[bytes, Any], full: Callable[[], str | None]
+    ) -> None:
+        super().__init__(txn, now_ms, memory)
         self.version = 0
         self.work: Work | None = None
         self.dirty = False

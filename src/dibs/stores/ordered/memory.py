@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -52,7 +52,7 @@ class MemoryEngine(Engine):
     def submit(self, lane: Lane, calls: list[Call]) -> None:
         with self._lock:
             for call in calls:
-                txn = MemoryTxn(self._data, self.clock.now_ms())
+                txn = MemoryTxn(self._data, self.clock.now_ms(), self.memory)
                 try:
                     with readable(self.describe()):
                         Group([call], 0.0).run(txn)
@@ -67,7 +67,7 @@ class MemoryEngine(Engine):
 
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
         with self._lock, readable(self.describe()):
-            return fn(MemoryTxn(self._data, self.clock.now_ms()))
+            return fn(MemoryTxn(self._data, self.clock.now_ms(), self.memory))
 
     def describe(self) -> str:
         return f"memory:{self._name}"
@@ -86,7 +86,8 @@ class MemoryEngine(Engine):
 class MemoryTxn:
     """A transaction that remembers what it overwrote."""
 
-    def __init__(self, data: SortedDict[bytes, bytes], now_ms: int) -> None:
+    def __init__(self, data: SortedDict[bytes, bytes], now_ms: int, memory: dict[bytes, Any]) -> None:
+        self.memory = memory
         self.now_ms = now_ms
         self.version = 0
         self.work: Work | None = None

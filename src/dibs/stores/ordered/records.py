@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from dibs.task import ErrorInfo, EventKind, Kind, Place, Progress, QueueConfig, Status, WorkerInfo
+from dibs.ids import CHUNK_BYTES, ID_BYTES, row_id, slot_of
+from dibs.task import ErrorInfo, EventKind, Kind, NewTask, Place, Progress, QueueConfig, Status, WorkerInfo
 
-FORMAT = 1
+FORMAT = 2
 
 # A state keeps its words as numbers: they are written, compared and counted for every task, and a number is several
 # times cheaper than an enumeration.
@@ -25,6 +26,7 @@ READY, DELAYED, LEASED, DEAD, NOWHERE, PARKED = range(len(PLACES))
 KIND_MARKS = {Kind.COMPLETE: b"c", Kind.RETRY: b"r", Kind.FAIL: b"f", Kind.RELEASE: b"b"}
 
 RESULT_INLINE_MAX_BYTES = 512
+TAIL_BYTES = ID_BYTES - CHUNK_BYTES
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):
@@ -166,8 +168,24 @@ class Detail(Struct, frozen=True, array_like=True, gc=False):
 ROOM_IN_QUEUE, ROOM_IN_TENANT = 1, 2
 
 
+class RunRows(Struct, frozen=True, array_like=True, gc=False):
+    """The rows of a load that a run is about: their chunk, how many, and what their ids end with; without `tails`, they
+    are the chunk's first so many, all in its own slot."""
+
+    chunk_id: bytes
+    count: int
+    tails: bytes = b""
+
+    def id(self, index: int) -> bytes:
+        """Returns the id of one of them."""
+        if self.tails:
+            return self.chunk_id[:CHUNK_BYTES] + self.tails[index * TAIL_BYTES : (index + 1) * TAIL_BYTES]
+        return row_id(self.chunk_id, index, slot_of(self.chunk_id))
+
+
 class Run(Struct, array_like=True, gc=False):
-    """Consecutive events of one kind in one queue: what they share is written once."""
+    """Consecutive events of one kind in one queue: what they share is written once. The rows of a load are named by
+    their chunk."""
 
     kind: EventKind
     tenant: str
@@ -177,8 +195,94 @@ class Run(Struct, array_like=True, gc=False):
     ids: list[bytes]
     attempts: list[int]
     detail: Detail | None = None
+    rows: RunRows | None = None
     room: int = 0
     """A lease that ends makes room: `ROOM_IN_QUEUE` or `ROOM_IN_TENANT`."""
+
+    def count(self) -> int:
+        """How many events it is."""
+        return len(self.ids) if self.rows is None else self.rows.count
+
+    def id(self, index: int) -> bytes:
+        """Which task an event is about."""
+        return self.ids[index] if self.rows is None else self.rows.id(index)
+
+    def attempt(self, index: int) -> int:
+        """At which attempt it happened."""
+        return self.attempts[index] if self.rows is None else 0
+
+
+class Block(Struct, array_like=True, gc=False):
+    """Rows of a chunk that share command, priority and whether they are delayed: they stand in a place as one."""
+
+    command: str
+    priority: int | None
+    """None: the queue's, which the commit fills in."""
+    wait: int
+    """`NO_WAIT`, or what `due` counts from: `FROM_COMMIT`, `FROM_EPOCH`."""
+    due: int
+    """When the next row is due, in milliseconds."""
+    next: int
+    """The next row to leave, by its number in the chunk's record."""
+    count: int
+    size: int
+    """Bytes of all its payloads."""
+    expires_ms: int
+    """The shortest start deadline of its rows, from the commit; 0: none has one."""
+    tails: bytes
+    """What the ids of its rows end with; empty: see `RunRows`."""
+    config: QueueConfig | None = None
+    """The queue's as of the commit: rows are what they would be had they been enqueued then."""
+    taken: int = 0
+    """So many rows have left."""
+
+
+NO_WAIT, FROM_COMMIT, FROM_EPOCH = range(3)
+
+
+class Head(Struct, array_like=True, gc=False):
+    """What is known of a chunk without its rows."""
+
+    chunk_id: bytes
+    nonce: bytes
+    """Tells one staging from another of the same id: rows read once can be kept in memory."""
+    expires_ms: int
+    blocks: list[Block]
+    parts: list[int]
+    """The shards that hold other rows of this chunk."""
+    version: int = 0
+    """Of the commit; 0: there was none yet."""
+    at_ms: int = 0
+    base: int = 0
+    """The commit's number for its first row."""
+    out: list[int] = []
+    """Rows that left before it was their turn."""
+
+    def done(self) -> bool:
+        """True once every row has left."""
+        return all(block.taken == block.count for block in self.blocks)
+
+
+class StoredRows(Struct, frozen=True, array_like=True):
+    """The rows of a chunk, as :class:`dibs.task.Rows` and their order. Never rewritten."""
+
+    payloads: list[bytes]
+    options: list[NewTask]
+    kinds: list[int]
+    keys: list[str | None]
+    dues: list[int]
+    """When each row is due, as its block counts; empty: none waits."""
+    blocks: list[list[int]]
+    """The rows of each block, in the order in which they leave; empty: one block, of all rows in their order."""
+    tails: bytes
+    """What each row's id ends with; empty: see `RunRows`."""
+
+
+class StoredLoad(Struct, frozen=True, array_like=True, gc=False):
+    """How far the commits of a name have come, and when to forget it (0: never)."""
+
+    seq: int
+    forget_ms: int
 
 
 #: What a decoder raises for bytes that it cannot read; the engine turns it into `StoreCorrupt`, once.
@@ -193,6 +297,9 @@ encode_config = _encode
 encode_runs = _encode
 encode_claim = _encode
 encode_worker = _encode
+encode_head = _encode
+encode_rows = _encode
+encode_load = _encode
 encode_use = _encode
 
 _body = msgspec.msgpack.Decoder(Body)
@@ -201,6 +308,9 @@ _result = msgspec.msgpack.Decoder(StoredResult)
 _config = msgspec.msgpack.Decoder(QueueConfig)
 _claim = msgspec.msgpack.Decoder(StoredClaim)
 _worker = msgspec.msgpack.Decoder(StoredWorker)
+_head = msgspec.msgpack.Decoder(Head)
+_rows = msgspec.msgpack.Decoder(StoredRows)
+_load = msgspec.msgpack.Decoder(StoredLoad)
 _use = msgspec.msgpack.Decoder(KeyUse)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
@@ -211,6 +321,9 @@ decode_result = _result.decode
 decode_config = _config.decode
 decode_claim = _claim.decode
 decode_worker = _worker.decode
+decode_head = _head.decode
+decode_rows = _rows.decode
+decode_load = _load.decode
 decode_use = _use.decode
 decode_runs = _runs.decode
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dibs.fingerprint import ERROR_LINE_MAX_CHARS, fingerprint
+from dibs.stores.ordered.chunks import find_row
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.keys import tenant_keys
 from dibs.stores.ordered.records import (
@@ -49,7 +50,7 @@ def heartbeat(txn: Txn, beats: Sequence[Heartbeat]) -> list[Extended | LeaseLost
     for beat, key in zip(beats, keys, strict=True):
         state = states.get(key)
         if state is None or state.token != beat.token:
-            outcomes.append(_lost(state))
+            outcomes.append(_lost(txn, beat, state))
             continue
         if key in moved:
             work.flush()
@@ -84,7 +85,7 @@ def settle(txn: Txn, items: Sequence[Settlement]) -> list[Settled | Already | Le
         elif state is not None and state.settled == item.token + KIND_MARKS[item.kind]:
             outcomes.append(Already(STATUSES[state.status]))
         else:
-            outcomes.append(_lost(state))
+            outcomes.append(_lost(txn, item, state))
     work.flush()
     return outcomes
 
@@ -119,10 +120,11 @@ def _states(txn: Txn, keys: list[bytes]) -> dict[bytes, State]:
     return states
 
 
-def _lost(state: State | None) -> LeaseLost:
+def _lost(txn: Txn, item: Heartbeat | Settlement, state: State | None) -> LeaseLost:
     """Says why a token does not hold the task."""
     if state is None:
-        return LeaseLost(Cause.UNKNOWN)
+        known = find_row(txn, tenant_keys(item.tenant), item.id)
+        return LeaseLost(Cause.UNKNOWN if known is None else Cause.NOT_IN_PROGRESS)
     return LeaseLost(Cause.OTHER_TOKEN if state.status == IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
-from dibs.stores.ordered import admin, views
+from dibs.stores.ordered import admin, loads, views
 from dibs.stores.ordered.claim import ClaimCall, claim, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
@@ -29,9 +29,11 @@ from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
+    CHUNK_KEEP_S,
     Acted,
     Already,
     Cancelled,
+    Committed,
     Duplicate,
     Enqueued,
     EventPage,
@@ -46,8 +48,10 @@ from dibs.task import (
     QueueConfig,
     Reader,
     Rejected,
+    Rows,
     Settled,
     Settlement,
+    Staged,
     Stats,
     Swept,
     Task,
@@ -181,6 +185,30 @@ class OrderedStore(Store):
 
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
         return self._read(lambda txn: views.list_page(txn, tenant, which, cursor, limit))
+
+    # ---------------------------------------------------------------------------------------------------------- loads
+
+    async def _stage(
+        self,
+        tenant: str,
+        chunk_id: bytes,
+        rows: Rows,
+        ids: Sequence[bytes] | None = None,
+        parts: Sequence[int] = (),
+        keep_s: float = CHUNK_KEEP_S,
+    ) -> Staged:
+        chunk = loads.prepare_chunk(tenant, chunk_id, rows, ids, parts, self._engine.clock.now_ms())
+        keep_ms = round(keep_s * 1000)
+        return await self._lane().transact(lambda txn: loads.stage(txn, tenant, chunk, keep_ms))
+
+    async def _commit_load(
+        self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
+    ) -> Committed:
+        forget_ms = None if forget_s is None else round(forget_s * 1000)
+        return await self._lane().transact(lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms))
+
+    async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
+        return await self._lane().transact(lambda txn: loads.drop(txn, tenant, chunk_ids))
 
     # --------------------------------------------------------------------------------------------- queues and workers
 

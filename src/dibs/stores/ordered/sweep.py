@@ -13,13 +13,18 @@ from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.journal import Cursor
 from dibs.stores.ordered.keys import (
     DUE,
+    EXPIRE_BLOCK,
+    EXPIRE_CHUNK,
     EXPIRE_CLAIM,
     EXPIRE_LIMIT,
+    EXPIRE_LOAD,
     EXPIRE_RESULT,
     EXPIRE_START,
     EXPIRE_TASK,
+    EXPIRE_WORKER,
     EXPIRIES,
     JOURNAL,
+    KIND_BLOCK,
     KIND_LIMIT,
     KIND_REVIEW,
     META_JOURNAL_BYTES,
@@ -38,6 +43,7 @@ from dibs.stores.ordered.keys import (
     tenant_keys,
 )
 from dibs.stores.ordered.limits import expire_use
+from dibs.stores.ordered.loads import expire_block, expire_chunk, expire_load, leave_block
 from dibs.stores.ordered.records import (
     DELAYED,
     LEASED,
@@ -118,18 +124,36 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
     expired = txn.scan_keys(keys.leased, keys.leased + stop, budget)
     for key in expired:
         _settle_entry(queue, key, LEASED, tally)
-    promoted = txn.scan_keys(keys.delayed, keys.delayed + stop, budget - len(expired))
-    for key in promoted:
+    done = len(expired)
+    for key in txn.scan_keys(keys.delayed, keys.delayed + stop, budget - done):
+        if done >= budget:
+            break
         kind = kind_of(key)
+        if kind == KIND_BLOCK:
+            done += _promote_block(queue, key, budget - done, tally) or 1
+            continue
         if kind == KIND_LIMIT:
             queue.limiter.timer(key)
         elif kind == KIND_REVIEW:
             queue.limiter.go_on_reviewing(key)
         else:
             _settle_entry(queue, key, DELAYED, tally)
+        done += 1
     work.flush()
     queue.set_due(_next_due_ms(txn, keys))
-    return len(expired) + len(promoted)
+    return done
+
+
+def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> int:
+    """Promotes the due rows of a block; returns how many it looked at."""
+    rows, seen = leave_block(queue, key, budget, queue.work.now_ms)
+    for row in rows:
+        queue.limit(row.state, row.body)
+        queue.to_ready(row.id, row.state)
+        queue.expire_start(row.id, row.state)
+        queue.event(EventKind.PROMOTED, row.id, 0)
+    tally.promoted += len(rows)
+    return seen
 
 
 def _settle_entry(queue: QueueWork, key: bytes, place: int, tally: Tally) -> None:
@@ -172,15 +196,21 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
                 work.expire(at_ms, kind, tenant, task_id)
             _expire_tasks(work, kind, at_ms, tenant, ids[:left], tally)
             left -= len(ids)
-        elif kind == EXPIRE_CLAIM:
-            for claim_id in split_ids(value):
-                _expire_claim(work, at_ms, tenant, claim_id)
+        elif kind == EXPIRE_BLOCK:
+            for name in split_ids(value):
+                if left > 0:
+                    left -= expire_block(work, at_ms, tenant, name, left) or 1
+                else:
+                    work.expire(at_ms, EXPIRE_BLOCK, tenant, name)
+        elif kind in _EXPIRE_IDS:
+            for name in split_ids(value):
+                _EXPIRE_IDS[kind](work, at_ms, tenant, name)
             left -= 1
         elif kind == EXPIRE_LIMIT:
             expire_use(work, tenant, value, at_ms)
             left -= 1
         else:
-            _expire_worker(work, at_ms, tenant, value)
+            _EXPIRE_NAME[kind](work, at_ms, tenant, value)
             left -= 1
         work.deletes.append(key)
         # One task may be named by two entries: the second must see what the first did.
@@ -219,6 +249,10 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
         work.deletes.append(keys.claim + name)
 
 
+_EXPIRE_IDS = {EXPIRE_CLAIM: _expire_claim, EXPIRE_CHUNK: expire_chunk}
+_EXPIRE_NAME = {EXPIRE_WORKER: _expire_worker, EXPIRE_LOAD: expire_load}
+
+
 def _expire_tasks(work: Work, kind: bytes, at_ms: int, tenant: str, ids: list[bytes], tally: Tally) -> None:
     states = work.txn.get_many([tenant_keys(tenant).state + task_id for task_id in ids])
     for task_id, stored in zip(ids, states, strict=True):
@@ -247,7 +281,7 @@ def _trim(txn: Txn, limits: JournalLimits, store_id: bytes, tally: Tally) -> boo
         return False
     entries = _trimmable(txn, limits, TRIM_ENTRIES_MAX)
     key, value = entries[-1]
-    last = sum(len(run.ids) for run in decode_runs(value)) - 1
+    last = sum(run.count() for run in decode_runs(value)) - 1
     txn.delete_many([key for key, _ in entries])
     txn.put(META_JOURNAL_TRIMMED, Cursor(store_id, key[1:], last).pack())
     txn.add(META_JOURNAL_BYTES, -sum(len(key) + len(value) for key, value in entries))

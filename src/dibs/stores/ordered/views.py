@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dibs.errors import InvalidCursor
-from dibs.ids import key_digest
+from dibs.ids import CHUNK_BYTES, ID_BYTES, key_digest
+from dibs.stores.ordered.chunks import Chunk, block_of, committed_chunks, find_row, rows_left
 from dibs.stores.ordered.engine import ReadTxn
 from dibs.stores.ordered.keys import (
     AFTER_SEPARATOR,
+    KIND_BLOCK,
+    KIND_TASK,
     SEPARATOR,
     QueueKeys,
     TenantKeys,
     end_of,
     from_count,
     id_of,
+    is_block,
     queue_keys,
     tenant_keys,
 )
@@ -55,6 +61,7 @@ from dibs.task import (
 EXAMINED_MAX = 5_000
 PAGE_MAX_BYTES = 4 << 20
 STEP = 200
+_TURN_BYTES = 2
 _NO_RESULT = StoredResult(None, "json", None)
 _GONE_BODY = Body("", b"", "raw", None, 0, 0, None, None, 1)
 
@@ -68,9 +75,12 @@ def resolve(txn: ReadTxn, tenant: str, ref: TaskRef) -> bytes | None:
 
 def live_state(txn: ReadTxn, tenant: TenantKeys, task_id: bytes | None) -> State | None:
     """Returns the state of a task that exists: one whose retention is over does not, swept or not."""
-    stored = None if task_id is None else txn.get(tenant.state + task_id)
-    if stored is None:
+    if task_id is None:
         return None
+    stored = txn.get(tenant.state + task_id)
+    if stored is None:
+        row = find_row(txn, tenant, task_id)
+        return None if row is None else row.state()
     state = decode_state(stored)
     return None if state.gone(txn.now_ms) else state
 
@@ -95,8 +105,7 @@ def result_of(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) ->
 
 
 def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Task:
-    stored_body = txn.get(tenant.body + task_id)
-    body = _GONE_BODY if stored_body is None else decode_body(stored_body)
+    body = _body(txn, tenant, task_id)
     return Task(
         tenant=tenant.name,
         id=task_id,
@@ -127,7 +136,29 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
     )
 
 
+def _body(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> Body:
+    stored = txn.get(tenant.body + task_id)
+    if stored is not None:
+        return decode_body(stored)
+    row = find_row(txn, tenant, task_id)
+    return _GONE_BODY if row is None else row.body()
+
+
 # ---------------------------------------------------------------------------------------------------- listings
+
+
+class Seen(Struct, frozen=True):
+    """A task met by a listing, and after what to go on: its entry, or its block's entry and its turn in that."""
+
+    id: bytes
+    state: State
+    entry: bytes
+    turn: int | None = None
+
+    def cursor(self) -> str:
+        """Where a listing goes on that ended here."""
+        kind = KIND_TASK if self.turn is None else KIND_BLOCK + self.turn.to_bytes(_TURN_BYTES, "big")
+        return base64.urlsafe_b64encode(kind + self.entry).decode()
 
 
 def list_page(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
@@ -135,65 +166,106 @@ def list_page(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limi
     keys = tenant_keys(tenant)
     tasks: list[Task] = []
     size = 0
-    ids, cursor = matching_ids(txn, tenant, which, cursor, limit)
-    for index, (task_id, state) in enumerate(ids):
-        tasks.append(_task(txn, keys, task_id, state))
-        size += state.size
-        if size > PAGE_MAX_BYTES and index + 1 < len(ids):
-            return Page(tasks, _encode_cursor(_entry_key(tenant, which, task_id, state)))
+    found, cursor = matching(txn, tenant, which, cursor, limit)
+    for index, seen in enumerate(found):
+        tasks.append(_task(txn, keys, seen.id, seen.state))
+        size += seen.state.size
+        if size > PAGE_MAX_BYTES and index + 1 < len(found):
+            return Page(tasks, seen.cursor())
     return Page(tasks, cursor)
 
 
-def matching_ids(
-    txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit: int
-) -> tuple[list[tuple[bytes, State]], str | None]:
+def matching(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit: int) -> tuple[list[Seen], str | None]:
     """Returns at most `limit` tasks that match, and where to go on; examines a bounded number."""
+    indexes = _indexes(tenant, which)
+    after, turn = (None, None) if cursor is None else _decode_cursor(cursor, indexes)
     keys = tenant_keys(tenant)
-    prefix, then = _indexes(tenant, which)
-    start = prefix
-    if cursor is not None:
-        start = _decode_cursor(cursor, prefix, then)
-        if then and start.startswith(then):
-            prefix, then = then, b""
-    found: list[tuple[bytes, State]] = []
-    examined = 0
-    while examined < EXAMINED_MAX:
-        step = txn.scan_keys(start, end_of(prefix), STEP)
-        for key in step:
-            task_id = id_of(key)
-            state = live_state(txn, keys, task_id)
-            if state is not None and _matches(which, state):
-                found.append((task_id, state))
-                if len(found) == limit:
-                    return found, _encode_cursor(key)
-        if len(step) < STEP:
-            return found, _encode_cursor(then) if then and txn.scan_keys(then, end_of(then), 1) else None
-        examined += len(step)
-        start = step[-1] + b"\0"
-    return found, _encode_cursor(start[:-1])
+    by_id = indexes[0] == keys.state
+    met = _by_id(txn, keys, which, after) if by_id else _by_places(txn, keys, indexes, after, turn)
+    found: list[Seen] = []
+    for examined, seen in enumerate(met, start=1):
+        if not seen.state.gone(txn.now_ms) and _matches(which, seen.state):
+            found.append(seen)
+            if len(found) == limit:
+                return found, seen.cursor()
+        if examined == EXAMINED_MAX:
+            return found, seen.cursor()
+    return found, None
 
 
-def _indexes(tenant: str, which: Filter) -> tuple[bytes, bytes]:
-    """The narrowest index that holds everything the filter can match, and one that follows it, if any: the parked
-    tasks of a queue are listed after those that stand in it."""
+def _by_id(txn: ReadTxn, tenant: TenantKeys, which: Filter, after: bytes | None) -> Iterator[Seen]:
+    """Yields all tasks in the order of their ids: those with a state of their own, and the rows of loads that have not
+    got one yet."""
+    states = (
+        Seen(id_of(key), decode_state(value), key)
+        for key, value in _items(txn, tenant.state, tenant.state if after is None else after + b"\0")
+    )
+    if which.status not in (None, Status.PENDING) or which.place not in (None, Place.READY, Place.DELAYED):
+        return states
+    last = b"" if after is None else id_of(after)
+    rows = (
+        Seen(task_id, row.state(), tenant.state + task_id)
+        for chunk in committed_chunks(txn, tenant, last[:CHUNK_BYTES])
+        for task_id, row in rows_left(chunk)
+        if task_id > last
+    )
+    return heapq.merge(states, rows, key=lambda seen: seen.id)
+
+
+def _by_places(
+    txn: ReadTxn, tenant: TenantKeys, prefixes: Sequence[bytes], after: bytes | None, turn: int | None
+) -> Iterator[Seen]:
+    """Yields the tasks of places one after the other, from the one on that an entry is in."""
+    for prefix in prefixes:
+        if after is None:
+            yield from _by_place(txn, tenant, prefix)
+        elif after.startswith(prefix):
+            yield from _by_place(txn, tenant, prefix, after, turn)
+            after = None
+
+
+def _by_place(
+    txn: ReadTxn, tenant: TenantKeys, prefix: bytes, after: bytes | None = None, turn: int | None = None
+) -> Iterator[Seen]:
+    """Yields the tasks of a place in its order, after an entry, or after a turn of the block that had it; the rows of
+    a block stand together, where the block stands."""
+    start = prefix if after is None else after if turn is not None else after + b"\0"
+    for key in _keys(txn, prefix, start):
+        name = id_of(key)
+        if is_block(key):
+            found = block_of(txn, tenant, key)
+            # The block may have moved since: it is known by its name.
+            first = turn + 1 if turn is not None and after is not None and id_of(after) == name else 0
+            yield from () if found is None else _of_block(*found, key, first)
+        else:
+            state = live_state(txn, tenant, name)
+            if state is not None:
+                yield Seen(name, state, key)
+
+
+def _of_block(chunk: Chunk, number: int, key: bytes, first: int) -> Iterator[Seen]:
+    """Yields the rows of a block from a turn on."""
+    block = chunk.head.blocks[number]
+    start = max(first, block.taken)
+    for turn, row in enumerate(chunk.turns(number, start, block.count), start=start):
+        if row not in chunk.head.out:
+            yield Seen(chunk.id(row), chunk.state(number, row), key, turn)
+
+
+def _indexes(tenant: str, which: Filter) -> Sequence[bytes]:
+    """The narrowest indexes that hold everything the filter can match: the parked tasks of a queue are listed after
+    those that stand in it."""
     place = _place(which)
     if which.command is not None and place is not None and place is not Place.NONE:
         queue = queue_keys(tenant, which.command)
-        return queue.of_place[PLACES.index(place)], queue.parked if place is Place.READY else b""
-    return tenant_keys(tenant).state, b""
+        return (queue.ready, queue.parked) if place is Place.READY else (queue.of_place[PLACES.index(place)],)
+    return (tenant_keys(tenant).state,)
 
 
 def _place(which: Filter) -> Place | None:
     if which.place is not None:
         return which.place
     return {Status.IN_PROGRESS: Place.LEASED, Status.FAILED: Place.DEAD}.get(which.status) if which.status else None
-
-
-def _entry_key(tenant: str, which: Filter, task_id: bytes, state: State) -> bytes:
-    prefix, _ = _indexes(tenant, which)
-    if prefix == tenant_keys(tenant).state:
-        return prefix + task_id
-    return queue_keys(tenant, state.command).of_place[state.place] + state.rank + task_id
 
 
 def _matches(which: Filter, state: State) -> bool:
@@ -215,19 +287,19 @@ def _within(at_ms: int, from_ms: int | None, until_ms: int | None) -> bool:
     return at_ms > 0 and (from_ms is None or from_ms <= at_ms) and (until_ms is None or at_ms < until_ms)
 
 
-def _encode_cursor(key: bytes) -> str:
-    return base64.urlsafe_b64encode(key).decode()
-
-
-def _decode_cursor(cursor: str, *prefixes: bytes) -> bytes:
-    """Returns where to go on; a cursor of another listing, or tenant, is refused."""
+def _decode_cursor(cursor: str, prefixes: Sequence[bytes]) -> tuple[bytes, int | None]:
+    """Returns after which entry, and which turn of a block, to go on; a cursor of another listing, or tenant, is
+    refused."""
     try:
-        key = base64.urlsafe_b64decode(cursor.encode("ascii"))
+        data = base64.urlsafe_b64decode(cursor.encode("ascii"))
     except (binascii.Error, ValueError, AttributeError) as error:
         raise InvalidCursor("this is not a cursor of a listing: start again without one") from error
-    if not key.startswith(tuple(prefix for prefix in prefixes if prefix)):
+    turn_end = 1 + _TURN_BYTES if data[:1] == KIND_BLOCK else 1
+    entry = data[turn_end:]
+    known = [prefix for prefix in prefixes if entry.startswith(prefix) and len(entry) >= len(prefix) + ID_BYTES]
+    if data[:1] not in (KIND_TASK, KIND_BLOCK) or not known:
         raise InvalidCursor("this cursor is of another listing: start again without one")
-    return key + b"\0"
+    return entry, int.from_bytes(data[1:turn_end], "big") if turn_end > 1 else None
 
 
 # ------------------------------------------------------------------------------------------- queues and workers
@@ -248,13 +320,13 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
 
 def _configured(txn: ReadTxn, keys: TenantKeys) -> list[str]:
     """Returns the queues that somebody paused or gave defaults, with tasks or without."""
-    names = (key[len(keys.configs) :].decode() for key, _ in _scan_all(txn, keys.configs))
+    names = (key[len(keys.configs) :].decode() for key, _ in _items(txn, keys.configs, keys.configs))
     return [name for name in names if name != ALL_COMMANDS]
 
 
 def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:
     if commands is None:
-        return _scan_all(txn, keys.counters)
+        return list(_items(txn, keys.counters, keys.counters))
     wanted = list(keys.totals)
     for command in commands:
         wanted += queue_keys(keys.name, command).counters
@@ -263,13 +335,12 @@ def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) ->
 
 def _queue_stats(txn: ReadTxn, queue: QueueKeys, counts: dict[str, int]) -> QueueStats:
     # Where all that is ready is parked, the first of those has waited as long as any of its key.
-    head = txn.scan_keys(queue.ready, end_of(queue.ready), 1) or txn.scan_keys(queue.parked, end_of(queue.parked), 1)
-    state = live_state(txn, queue.tenant, id_of(head[0])) if head else None
+    head = next(_by_places(txn, queue.tenant, (queue.ready, queue.parked), None, None), None)
     config = _config(txn, queue)
     return replace(
         _counted(queue.command, counts),
         paused=config.paused,
-        oldest_ready_ms=None if state is None else state.due_ms,
+        oldest_ready_ms=None if head is None else head.state.due_ms,
         limits=config.limits,
     )
 
@@ -292,7 +363,8 @@ def _counted(command: str, counts: dict[str, int]) -> QueueStats:
 
 def workers(txn: ReadTxn, tenant: str) -> list[WorkerInfo]:
     """Returns the workers whose registration has not run out."""
-    stored = [decode_worker(value) for _, value in _scan_all(txn, tenant_keys(tenant).worker)]
+    prefix = tenant_keys(tenant).worker
+    stored = [decode_worker(value) for _, value in _items(txn, prefix, prefix)]
     return [worker.info for worker in stored if worker.expires_ms > txn.now_ms]
 
 
@@ -313,10 +385,15 @@ def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
         start = name + AFTER_SEPARATOR
 
 
-def _scan_all(txn: ReadTxn, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    items: list[tuple[bytes, bytes]] = []
-    start = prefix
+def _items(txn: ReadTxn, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields all records below a prefix, from a key on."""
     while step := txn.scan(start, end_of(prefix), STEP):
-        items += step
+        yield from step
         start = step[-1][0] + b"\0"
-    return items
+
+
+def _keys(txn: ReadTxn, prefix: bytes, start: bytes) -> Iterator[bytes]:
+    """Yields all keys below a prefix, from one on."""
+    while step := txn.scan_keys(start, end_of(prefix), STEP):
+        yield from step
+        start = step[-1] + b"\0"

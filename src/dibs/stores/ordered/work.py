@@ -46,6 +46,7 @@ from dibs.stores.ordered.records import (
     RESULT_INLINE_MAX_BYTES,
     ROOM_IN_QUEUE,
     ROOM_IN_TENANT,
+    Body,
     Detail,
     State,
     StoredResult,
@@ -127,8 +128,13 @@ class Work:
 
     def back_ranks(self, priority: int, count: int) -> list[bytes]:
         """Returns the next ranks at the back of a priority."""
+        start = self.numbers(count)
+        return ready_ranks(priority, self.txn.version, range(start, start + count))
+
+    def numbers(self, count: int) -> int:
+        """Returns the first of the next numbers that tell apart what this call puts at the back."""
         start, self._placed = self._placed, self._placed + count
-        return ready_ranks(priority, self.txn.version, range(start, self._placed))
+        return start
 
     def expire(self, at_ms: int, kind: bytes, tenant: str, name: bytes) -> None:
         """Notes that something expires then; what a call lets expire together has one entry."""
@@ -334,6 +340,27 @@ class QueueWork:
         self._ready = True
         self.new += ids
 
+    def put_block(self, entry: bytes, count: int, size: int, due_ms: int) -> None:
+        """Puts in a block of so many rows, which is ready at once if it is due at 0."""
+        self.work.entries.append(entry)
+        self.counts[DELAYED if due_ms else READY] += count
+        self.counts[BYTES] += size
+        if due_ms:
+            self._due(due_ms)
+        else:
+            self._ready = True
+
+    def place(self, task_id: bytes, state: State) -> None:
+        """Gives a task that stood in a block, and was counted there, an entry and a state of its own."""
+        self.work.states[self._state_prefix + task_id] = encode_new_state(state)
+        self.work.entries.append(self._prefixes[state.place] + state.rank + task_id)
+        self.expire_start(task_id, state)
+
+    def expire_start(self, task_id: bytes, state: State) -> None:
+        """Notes the start deadline of a task that stood in a block, if it has one."""
+        if state.expires_ms:
+            self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
+
     def to_ready(self, task_id: bytes, state: State) -> None:
         """Moves a task to the back of its priority."""
         state.due_ms = self.work.now_ms
@@ -353,6 +380,11 @@ class QueueWork:
         self._pend(state)
         self._due(visible_ms)
         self._move(task_id, state, DELAYED, delayed_rank(visible_ms))
+
+    def limit(self, state: State, body: Body) -> None:
+        """Has a task that stood in a block obey the limit of its limit_key from now on."""
+        if self.key_limit is not None and body.limit_key is not None:
+            state.limit, state.cost = self.limiter.digest(body.limit_key), body.limit_cost
 
     def park(self, task_id: bytes, state: State) -> None:
         """Takes a ready task out of the queue because its limit_key is at its limit."""
@@ -583,6 +615,10 @@ class QueueWork:
                 run.room = self._room
             run.ids += some
             run.attempts += attempts[start:end]
+
+    def own_config(self) -> QueueConfig | None:
+        """Returns the configuration, if there is one."""
+        return None if self.config == _NO_CONFIG else self.config
 
     def set_config(self, config: QueueConfig) -> None:
         """Replaces the configuration; the defaults take no room. Parked tasks meet the new limits."""
