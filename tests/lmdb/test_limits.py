@@ -179,7 +179,7 @@ async def test_rates_hold_whatever_happens(store: OrderedStore, clock: ManualClo
         what = chance.random()
         if what < 0.3:
             key, cost = chance.choice(keys), chance.choice([1, 1, 2, 5])
-            options = {"priority": chance.choice([0, 5]), "delay_s": chance.choice([0.0, 0.0, 1.0])}
+            options: dict[str, Any] = {"priority": chance.choice([0, 5]), "delay_s": chance.choice([0.0, 0.0, 1.0])}
             tasks[await put(store, limit_key=key, limit_cost=cost, max_attempts=50, **options)] = (key, cost)
         elif what < 0.6:
             for lease in await store.claim(TENANT, [COMMAND], limit=chance.choice([1, 3, 20]), lease_s=5):

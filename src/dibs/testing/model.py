@@ -302,9 +302,9 @@ class Model:
         after: Callable[[Known], Task | None],
     ) -> None:
         """Checks what a claim of all tenants returned: each tenant's own order, and turns."""
-        taken = {lease.id for lease in leases}
+        taken = {tenant: {lease.id for lease in leases if lease.tenant == tenant} for tenant in tenants}
         pools = {
-            (tenant, command): self._claimable(tenant, command, taken, after)
+            (tenant, command): self._claimable(tenant, command, taken[tenant], after)
             for tenant in tenants
             for command in commands
             if (tenant, command) not in self.paused
@@ -326,7 +326,7 @@ class Model:
         assert len(leases) == limit or not more, f"{more} could have given more"
         assert all(shares[tenant] + 1 >= max(shares.values()) for tenant in more), f"{shares}, and {more} have more"
         for tenant in tenants:
-            self._adopt(tenant, after, taken)
+            self._adopt(tenant, after, taken[tenant])
 
     def _allowed(self, tenant: str, command: str, pool: list[Known]) -> list[Known]:
         """Those of the pool that limits let anybody claim now."""

@@ -44,7 +44,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from dibs.ids import CHUNK_BYTES, ID_BYTES
-from dibs.task import PRIORITY_MAX
+from dibs.task import ALL_COMMANDS, PRIORITY_MAX
 
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
@@ -102,6 +102,7 @@ class TenantKeys:
         "result",
         "state",
         "totals",
+        "whole",
         "worker",
     )
 
@@ -121,6 +122,7 @@ class TenantKeys:
         self.configs = head + b"Z"
         self.counters = head + b"Q"
         self.limit = head + b"H"
+        self.whole = head + b"Z" + ALL_COMMANDS.encode()
         self.totals = tuple(head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS)
 
 

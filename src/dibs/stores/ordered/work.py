@@ -59,7 +59,7 @@ from dibs.stores.ordered.records import (
     encode_state,
     remember_leased,
 )
-from dibs.task import ALL_COMMANDS, DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
+from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, KeyLimit, QueueConfig, Reason
 
 _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
@@ -144,16 +144,13 @@ class Work:
         else:
             names.append(name)
 
-    def config(self, keys: QueueKeys) -> QueueConfig:
-        """Returns a queue's configuration, or that of a whole tenant."""
-        stored = self.txn.get(keys.config)
-        return _NO_CONFIG if stored is None else decode_config(stored)
-
     def whole(self, tenant: TenantKeys) -> QueueConfig:
         """Returns what all the queues of a tenant have in common."""
         config = self._wholes.get(tenant.name)
         if config is None:
-            config = self._wholes[tenant.name] = self.config(queue_keys(tenant.name, ALL_COMMANDS))
+            stored = self.txn.get(tenant.whole)
+            config = _NO_CONFIG if stored is None else decode_config(stored)
+            self._wholes[tenant.name] = config
         return config
 
     def set_whole(self, tenant: TenantKeys, config: QueueConfig) -> None:
@@ -161,7 +158,7 @@ class Work:
         self._wholes[tenant.name] = config
         for (name, _), queue in self._queues.items():
             if name == tenant.name:
-                queue.set_room()
+                queue.set_configs(queue.config, config)
 
     def leased(self, tenant: TenantKeys) -> int:
         """Counts what a tenant has in progress, with what this transaction changes."""
@@ -170,12 +167,6 @@ class Work:
 
     def flush(self) -> None:
         """Writes the records collected so far. Every call that changed something ends with it."""
-        self._write()
-        for limiter in self.limiters:
-            if limiter.bring_home():
-                self._write()
-
-    def _write(self) -> None:
         txn = self.txn
         if self.deletes:
             txn.delete_many(self.deletes)
@@ -197,6 +188,9 @@ class Work:
         if self.others:
             txn.put_many(self.others)
             self.others.clear()
+        for limiter in self.limiters:
+            if limiter.bring_home():
+                self.flush()
 
     def _collect_expiries(self) -> None:
         version = self.txn.version.to_bytes(8, "big")
@@ -248,6 +242,7 @@ class QueueWork:
         "keys",
         "new",
         "tenant",
+        "whole",
         "work",
     )
 
@@ -262,23 +257,26 @@ class QueueWork:
         self.counts = [0] * len(PLACES)
         """By place, except that bytes are counted where nobody stands."""
         self._limiter: KeyLimiter | None = None
-        self._configure(work.config(keys))
+        stored = work.txn.get(keys.config)
+        whole = work.whole(keys.tenant)
+        self.config = self.whole = whole
+        self.key_limit: KeyLimit | None = None
+        """What tasks that share a limit_key may use together."""
+        self._room = 0
+        if stored is not None or whole is not _NO_CONFIG:
+            self.set_configs(_NO_CONFIG if stored is None else decode_config(stored), whole)
         self._due_ms: int | None = None
         self._ready: bool | None = None
         self.new: list[bytes] = []
         """The tasks put in by this call, not journalled yet."""
 
-    def _configure(self, config: QueueConfig) -> None:
-        self.config = config
+    def set_configs(self, config: QueueConfig, whole: QueueConfig) -> None:
+        """Takes over the configurations of the queue and of its tenant. Both tell whether the end of a lease makes room
+        for others, and for whom."""
+        self.config, self.whole = config, whole
         limits = config.limits
         self.key_limit = None if limits is None else limits.per_key
-        """What tasks that share a limit_key may use together."""
-        self.set_room()
-
-    def set_room(self) -> None:
-        """Works out whether the end of a lease makes room for others, and for whom."""
-        limits, whole = self.config.limits, self.work.whole(self.tenant).limits
-        self._room = ROOM_IN_TENANT if whole else ROOM_IN_QUEUE if limits and limits.in_flight else 0
+        self._room = ROOM_IN_TENANT if whole.limits else ROOM_IN_QUEUE if limits and limits.in_flight else 0
 
     @property
     def limiter(self) -> KeyLimiter:
@@ -290,13 +288,13 @@ class QueueWork:
 
     def paused(self) -> bool:
         """True if nothing is to be claimed here."""
-        return self.config.paused or self.work.whole(self.tenant).paused
+        return self.config.paused or self.whole.paused
 
     def room(self, wanted: int) -> int:
         """How many of `wanted` tasks the caps of the queue and of its tenant allow to be leased now."""
         if not self._room:
             return wanted
-        limits, whole = self.config.limits, self.work.whole(self.tenant).limits
+        limits, whole = self.config.limits, self.whole.limits
         if limits is not None and limits.in_flight is not None:
             leased = from_count(self.work.txn.get(self.keys.counters[LEASED])) + self.counts[LEASED]
             wanted = min(wanted, limits.in_flight - leased)
@@ -623,7 +621,7 @@ class QueueWork:
     def set_config(self, config: QueueConfig) -> None:
         """Replaces the configuration; the defaults take no room. Parked tasks meet the new limits."""
         changed = self.key_limit != (config.limits and config.limits.per_key)
-        self._configure(config)
+        self.set_configs(config, self.whole)
         if changed:
             self.limiter.review()
         if config == _NO_CONFIG:
@@ -660,7 +658,8 @@ class QueueWork:
             if delta:
                 txn.add(counter, delta)
                 txn.add(total, delta)
-        self.mark()
+        if self._ready is not None:
+            self.mark()
         if self._due_ms is not None:
             # The due index names the earliest time that is known; one that has become too early costs one look.
             known = txn.get(keys.due)
