@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import backlog, contend, cycle, footprint, latency, profile, sweep, tasks, wakeup
+from bench import backlog, contend, cycle, fairness, footprint, latency, limits, profile, sweep, tasks, wakeup
 from bench.figures import Figure, Results
 from bench.machine import describe_machine, fsync_ms, revision, versions
 from bench.show import Progress, print_table
@@ -31,6 +31,8 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "footprint": footprint.measure,
     "sweep": sweep.measure,
     "tasks": tasks.measure,
+    "limits": limits.measure,
+    "fairness": fairness.measure,
 }
 #: Prints instead of measuring, and only when it is named.
 PROFILE = "profile"
