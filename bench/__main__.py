@@ -12,7 +12,20 @@ from pathlib import Path
 
 import msgspec
 
-from bench import backlog, contend, cycle, fairness, footprint, latency, limits, profile, sweep, tasks, wakeup
+from bench import (
+    backlog,
+    contend,
+    cycle,
+    fairness,
+    footprint,
+    latency,
+    limits,
+    loads,
+    profile,
+    sweep,
+    tasks,
+    wakeup,
+)
 from bench.figures import Figure, Results
 from bench.machine import describe_machine, fsync_ms, revision, versions
 from bench.show import Progress, print_table
@@ -31,6 +44,7 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "footprint": footprint.measure,
     "sweep": sweep.measure,
     "tasks": tasks.measure,
+    "loads": loads.measure,
     "limits": limits.measure,
     "fairness": fairness.measure,
 }

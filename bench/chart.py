@@ -104,5 +104,8 @@ PANELS = [
     Panel("A sweep that finds nothing", "µs", "sweep"),
     Panel("Tasks end to end", "tasks/s", "tasks", ("map", "drain"), more_is_better=True),
     Panel("A call and its answer", "ms", "tasks", ("call", "LMDB floor")),
+    Panel("Rows of a load", "rows/s", "loads", ("plain enqueues", "load, ", "map", "--from"), more_is_better=True),
+    Panel("Claimed from a load", "tasks/s", "loads", ("claim and complete",), more_is_better=True),
+    Panel("Others while a load is put in and claimed", "ms", "loads", (", p99$", ", max$")),
     Panel("Disk and memory", "MB per million tasks", "footprint"),
 ]

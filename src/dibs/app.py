@@ -14,7 +14,6 @@ import inspect
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
@@ -201,21 +200,9 @@ class Dibs:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Runs a call in the app's own loop and waits for it: for plain code."""
-        self._begin()
-        return self._portal.run(call)
-
-    def submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a call in the app's own loop."""
-        self._begin()
-        return self._portal.submit(call)
-
-    def _begin(self) -> None:
         if not self._portal.started():
             atexit.register(self.close)
-
-    def answer(self, future: Future[T]) -> T:
-        """Waits for a call that was started."""
-        return self._portal.answer(future)
+        return self._portal.run(call)
 
     async def _store(self) -> Store:
         loop = asyncio.get_running_loop()

@@ -19,7 +19,6 @@
     │   ├── TaskCancelled      it was cancelled, or not started in time
     │   ├── TaskUnfinished     it has not ended yet; ask again, or wait longer
     │   └── TaskUnknown        there is no such task, or its result is no longer kept
-    ├── PartlyEnqueued         a long `map` stopped on the way; `batch` is what is in the queue
     ├── JournalError
     │   ├── JournalReset       the cursor belongs to another store; start from the oldest event
     │   └── JournalTrimmed     events were trimmed before they were read; decide whether to go on
@@ -44,7 +43,6 @@ the way back, so that one table serves every boundary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 
 class DibsError(Exception):
@@ -157,14 +155,6 @@ class TaskUnknown(TaskError):
     """There is no such task in this tenant, or its result is no longer kept."""
 
     code = "task_unknown"
-
-
-class PartlyEnqueued(DibsError):
-    """A `map` could not put everything in. `batch` is what is in the queue; the cause says what went wrong."""
-
-    code = "partly_enqueued"
-
-    batch: Any = None
 
 
 class JournalError(DibsError):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import datetime
 import functools
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from itertools import islice
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
     Literal,
-    NoReturn,
     ParamSpec,
     Protocol,
     Self,
@@ -29,12 +25,14 @@ from msgspec import Struct
 
 from dibs import checks
 from dibs.arguments import Arguments, Returned
-from dibs.errors import InvalidOption, PartlyEnqueued, TaskCancelled, TaskUnfinished
+from dibs.errors import InvalidOption, TaskCancelled, TaskUnfinished
 from dibs.handles import Batch, Handle
-from dibs.ids import new_id, new_ids
-from dibs.listeners import Happening
+from dibs.ids import new_id
 from dibs.retry import Backoff
-from dibs.task import BATCH_MAX, Duplicate, Enqueued, NewTask, Reason, Rejected
+from dibs.stores.batches import batches, row_ids
+from dibs.stores.loading import Load
+from dibs.stores.protocol import Store
+from dibs.task import BATCH_MAX, Committed, Duplicate, Enqueued, NewTask, Reason, Rejected, Rows
 
 if TYPE_CHECKING:
     from dibs.app import Dibs
@@ -44,14 +42,14 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 CALL_TIMEOUT_S = 30.0
-CHUNKS_IN_FLIGHT = 3
 
 Outcome = Enqueued | Duplicate | Rejected
 RunIn = Literal["loop", "thread", "process"]
 
 
 class CallOptions(TypedDict, total=False):
-    """What can be said of one enqueue. Each means what it means in `NewTask`; `run_at` is a time with its zone."""
+    """What can be said of one enqueue. Each means what it means in `NewTask`; `run_at` is a time with its zone, and
+    `load` names a `map`."""
 
     tenant: str
     priority: int
@@ -70,6 +68,7 @@ class CallOptions(TypedDict, total=False):
     traceparent: str
     limit_key: str
     limit_cost: int
+    load: str
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -115,6 +114,8 @@ class TaskFunction(Generic[P, R]):
         self.policy = policy
         self.arguments = Arguments(handler, command)
         self.returned = Returned(handler)
+        if options.get("load") is not None:
+            raise InvalidOption("load names one map: give it with .options(load=…) where the map is called")
         self._set_options(options)
         functools.update_wrapper(self, handler, updated=())
 
@@ -198,93 +199,116 @@ class TaskFunction(Generic[P, R]):
     def _told(self, outcome: Enqueued | Duplicate, new: NewTask) -> Handle[R]:
         duplicate = isinstance(outcome, Duplicate)
         if not duplicate:
-            self.app.listeners.tell_enqueued(self.tenant, [new])
+            self.app.listeners.tell_enqueued(self.tenant, self.command, [new.id])
         return Handle(self.app, self.tenant, outcome.id, self.returned.decode, kept=new.keep, duplicate=duplicate)
 
     # ------------------------------------------------------------------------------------------------------- many tasks
 
     def map(self, *iterables: Iterable[Any], **fixed: Any) -> Batch[R]:
         """Enqueues one task for each item, like the built-in `map`: with several iterables, one argument of each;
-        `fixed` arguments are the same for all. Goes on in chunks while the input is still being read."""
+        `fixed` arguments are the same for all.
+
+        All or nothing: whatever goes wrong on the way, nothing is enqueued. So nothing is visible before the input
+        ends. With the option `load` the map has a name: repeated with the same input it enqueues nothing and returns
+        the same batch.
+        """
         batch = self._batch()
-        in_flight: deque[tuple[Sequence[NewTask], Future[list[Outcome]]]] = deque()
+        few, chunks = self._read(iterables, fixed)
+        if few:
+            return self._added(batch, self.app.run(self._put_all(few)))
+        load = Load(self.app.ask, self.tenant, self.load)
         try:
-            for chunk in self._chunks(iterables, fixed):
-                in_flight.append((chunk, self.app.submit(self._put_chunk(chunk))))
-                if len(in_flight) == CHUNKS_IN_FLIGHT:
-                    self._add_first(batch, in_flight)
-            while in_flight:
-                self._add_first(batch, in_flight)
-        except BaseException as error:  # noqa: BLE001 raised again
-            while in_flight:
-                with contextlib.suppress(BaseException):
-                    self._add_first(batch, in_flight)
-            _raise_partly(batch, error)
-        return batch
+            for chunk in chunks:
+                batch.task_ids += row_ids(self.tenant, self.app.run(load.stage(chunk)), chunk)
+            return self._loaded(batch, self.app.run(load.commit()))
+        except BaseException:
+            self.app.run(load.drop())
+            raise
 
     async def amap(self, *iterables: Iterable[Any], **fixed: Any) -> Batch[R]:
         """`map`, for async code."""
         batch = self._batch()
+        few, chunks = self._read(iterables, fixed)
+        if few:
+            return self._added(batch, await self._put_all(few))
+        load = Load(self.app.ask, self.tenant, self.load)
         try:
-            for chunk in self._chunks(iterables, fixed):
-                self._add(batch, chunk, await self._put_chunk(chunk))
-        except BaseException as error:  # noqa: BLE001 raised again
-            _raise_partly(batch, error)
-        return batch
+            for chunk in chunks:
+                batch.task_ids += row_ids(self.tenant, await load.stage(chunk), chunk)
+            return self._loaded(batch, await load.commit())
+        except BaseException:
+            await load.drop()
+            raise
 
     def _batch(self) -> Batch[R]:
         return Batch(self.app, self.tenant, self.returned.decode, kept=self._fixed.get("keep", True))
 
-    def _add_first(self, batch: Batch[R], in_flight: deque[tuple[Sequence[NewTask], Future[list[Outcome]]]]) -> None:
-        chunk, future = in_flight[0]
-        try:
-            outcomes = self.app.answer(future)
-        finally:
-            if future.done():
-                in_flight.popleft()
-        self._add(batch, chunk, outcomes)
+    def _read(
+        self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]
+    ) -> tuple[Sequence[bytes], Iterator[Rows]]:
+        """Returns all payloads, if one plain enqueue is the way to put them in, or else the chunks of a load."""
+        some = self._payloads(iterables, fixed)
+        if self.load is None:
+            if "key" in self._fixed:  # every item is about one and the same task, and only an enqueue tells which
+                return [*chain.from_iterable(some)], iter(())
+            begin = list(islice(some, 2))
+            if len(begin) == 1:
+                return begin[0], iter(())
+            some = chain(begin, some)
+        options = [NewTask(command=self.command, **self._fixed)]
+        return [], (Rows([*payloads], options) for payloads in some)
 
-    def _add(self, batch: Batch[R], chunk: Sequence[NewTask], outcomes: Sequence[Outcome]) -> None:
-        """Adds what is in the queue; raises if something was refused."""
-        batch.task_ids += [one.id for one in outcomes if not isinstance(one, Rejected)]
-        if self.app.listeners.wants(Happening.ENQUEUED):
-            new = [task for task, one in zip(chunk, outcomes, strict=True) if isinstance(one, Enqueued)]
-            self.app.listeners.tell_enqueued(self.tenant, new)
+    def _payloads(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[Sequence[bytes]]:
+        """Yields as many at a time as one transaction may hold."""
+        if not iterables:
+            raise InvalidOption("map takes at least one iterable: one task is enqueued for each of its items")
+        pack, codec_name = self.arguments.pack, self._fixed.get("codec", "json")
+        calls = zip(*iterables, strict=False)
+        while some := list(islice(calls, BATCH_MAX)):
+            yield from batches([pack(args, fixed, codec_name) for args in some], {}, len)
+
+    async def _put_all(self, payloads: Sequence[bytes]) -> list[Outcome]:
+        def put(store: Store) -> Awaitable[list[Outcome]]:
+            # An enqueue refuses one and takes the others.
+            for payload in payloads:
+                checks.check_payload(payload, store.limits)
+            tasks = [NewTask(command=self.command, payload=payload, **self._fixed) for payload in payloads]
+            return store.enqueue(self.tenant, tasks)
+
+        return await self.app.ask(put)
+
+    def _added(self, batch: Batch[R], outcomes: Sequence[Outcome]) -> Batch[R]:
         for one in outcomes:
             if isinstance(one, Rejected):
                 raise one.error()
+            batch.task_ids.append(one.id)
+        new = [one.id for one in outcomes if isinstance(one, Enqueued)]
+        self.app.listeners.tell_enqueued(self.tenant, self.command, new)
+        return batch
 
-    def _chunks(self, iterables: Sequence[Iterable[Any]], fixed: Mapping[str, Any]) -> Iterator[list[NewTask]]:
-        if not iterables:
-            raise InvalidOption("map takes at least one iterable: one task is enqueued for each of its items")
-        calls = zip(*iterables, strict=False)
-        while some := list(islice(calls, BATCH_MAX)):
-            yield self._new_chunk(some, fixed)
-
-    async def _put_chunk(self, chunk: Sequence[NewTask]) -> list[Outcome]:
-        return await self.app.ask(lambda store: store.enqueue(self.tenant, chunk))
+    def _loaded(self, batch: Batch[R], done: Committed) -> Batch[R]:
+        if not done.already:
+            self.app.listeners.tell_enqueued(self.tenant, self.command, batch.task_ids)
+        return batch
 
     # ---------------------------------------------------------------------------------------------------------- options
 
     def _set_options(self, options: CallOptions) -> None:
         self._options = options
         self._fixed = new_task_fields(options)
+        self.load = options.get("load")
+        if self.load is not None:
+            checks.check_label("load", self.load)
+            if "key" in self._fixed:
+                raise InvalidOption("a load puts in a task for each item, and a key allows one: leave out either")
         tenant = options.get("tenant")
         self.tenant: str = self.app.tenant if tenant is None else tenant
         checks.check_tenant(self.tenant)
         checks.check_new_task(self.tenant, NewTask(command=self.command, **self._fixed), checks.Limits())
 
-    def _new_chunk(self, calls: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any]) -> list[NewTask]:
-        options = self._fixed
-        if "key" in options:
-            return [self._new(args, kwargs) for args in calls]
-        command, pack, codec_name = self.command, self.arguments.pack, options.get("codec", "json")
-        return [
-            NewTask(command=command, payload=pack(args, kwargs, codec_name), id=task_id, **options)
-            for args, task_id in zip(calls, new_ids(len(calls)), strict=True)
-        ]
-
     def _new(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewTask:
+        if self.load is not None:
+            raise InvalidOption("the option load names a map: leave it out to enqueue a single task")
         fixed = self._fixed
         payload = self.arguments.pack(args, kwargs, fixed.get("codec", "json"))
         task_id = new_id(self.tenant, self.command, fixed.get("key"))
@@ -309,18 +333,10 @@ def new_task_fields(options: CallOptions) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     fields.pop("tenant", None)
+    fields.pop("load", None)
     run_at = fields.pop("run_at", None)
     if run_at is not None:
         if not isinstance(run_at, datetime.datetime) or run_at.tzinfo is None:
             raise InvalidOption(f"run_at is {run_at!r}: use a datetime with a time zone, such as datetime.now(UTC)")
         fields["run_at_ms"] = max(0, round(run_at.timestamp() * 1000))
     return fields
-
-
-def _raise_partly(batch: Batch[Any], error: BaseException) -> NoReturn:
-    """What a broken-off map raises: the error itself if nothing was enqueued yet."""
-    if not batch.task_ids or not isinstance(error, Exception):
-        raise error
-    partly = PartlyEnqueued(f"{len(batch)} tasks are enqueued, then: {error}")
-    partly.batch = batch
-    raise partly from error

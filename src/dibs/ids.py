@@ -10,6 +10,9 @@ from its key, so that every enqueue with that key meets the first one in the sam
 
 A row of a load has the first 13 bytes of its chunk's id, then its number in the chunk, then its slot: that of its key,
 or the chunk's own. So an id alone tells which chunk it may be of, and staging a chunk again gives the same ids.
+
+The chunks of a load that has a name have ids made from the name, which tell no time: whoever loads the same again gives
+its rows the same ids.
 """
 
 from __future__ import annotations
@@ -74,6 +77,15 @@ def new_ids(count: int) -> list[bytes]:
 def row_id(chunk_id: bytes, number: int, slot: int) -> bytes:
     """Returns the id of a row of a load: where the chunk's id has random bits, it has the row's number."""
     return chunk_id[:CHUNK_BYTES] + number.to_bytes(2, "big") + bytes((slot,))
+
+
+def chunk_id_of(tenant: str, load: str, number: int) -> bytes:
+    """Returns the id of a chunk of a named load: the same for the same name and number, and in order of the numbers."""
+    name = key_digest(tenant, "", load)
+    own = blake2b(name + number.to_bytes(4, "big"), digest_size=DIGEST_BYTES).digest()
+    high, low = divmod(number, 1 << 12)
+    head = int.from_bytes(name[:6], "big") << 80 | _VERSION_7 | (high & 0x0FFF) << 64 | _VARIANT_RFC | low << 50
+    return (head | int.from_bytes(own, "big") & ((1 << 50) - 1)).to_bytes(ID_BYTES, "big")
 
 
 def slot_of(task_id: bytes) -> int:

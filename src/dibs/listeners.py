@@ -17,7 +17,7 @@ from msgspec import Struct
 from dibs.context import CurrentTask
 from dibs.errors import InvalidOption
 from dibs.ids import id_to_text
-from dibs.task import ErrorInfo, NewTask
+from dibs.task import ErrorInfo
 
 log = logging.getLogger("dibs")
 
@@ -90,11 +90,11 @@ class Listeners:
             except Exception:
                 log.exception("a listener to %s raised; the task is not affected", event.kind)
 
-    def tell_enqueued(self, tenant: str, tasks: Sequence[NewTask]) -> None:
+    def tell_enqueued(self, tenant: str, command: str, ids: Sequence[bytes]) -> None:
         """Tells that tasks were enqueued."""
         if self._listeners[Happening.ENQUEUED]:
-            for task in tasks:
-                self.tell(TaskEvent(Happening.ENQUEUED, tenant, task.id, task.command))
+            for task_id in ids:
+                self.tell(TaskEvent(Happening.ENQUEUED, tenant, task_id, command))
 
     def begin(self, task: CurrentTask) -> None:
         """Runs the hooks before a handler."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,6 @@ from dibs.errors import (
     InvalidInput,
     InvalidName,
     InvalidOption,
-    PartlyEnqueued,
     PayloadTooLarge,
     StoreUnavailable,
 )
@@ -276,47 +276,144 @@ def broken(count: int) -> Any:
     raise RuntimeError("the input broke")
 
 
-def test_a_map_that_breaks_off_says_what_is_in(app: Dibs, work: TaskFunction[[int], int]) -> None:
-    """PartlyEnqueued carries the batch of what was enqueued, and its cause."""
-    with pytest.raises(PartlyEnqueued, match="2000 tasks are enqueued, then: the input broke") as caught:
-        work.map(broken(2500))
-    batch = caught.value.batch
-    assert len(batch) == 2000
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert app.drain().completed == 2000
-    assert list(batch.results()) == [value * 2 for value in range(2000)]
-
-
-async def test_an_amap_that_breaks_off_says_what_is_in(app: Dibs, work: TaskFunction[[int], int]) -> None:
-    """PartlyEnqueued, for async code."""
-    with pytest.raises(PartlyEnqueued) as caught:
-        await work.amap(broken(1500))
-    assert len(caught.value.batch) == 1000
-    assert (await app.adrain()).completed == 1000
-
-
-def test_a_map_that_enqueued_nothing_raises_what_happened(app: Dibs, work: TaskFunction[[int], int]) -> None:
-    """Without anything in the queue, the error is the input's own."""
-    with pytest.raises(RuntimeError, match="the input broke") as caught:
-        work.map(broken(10))
-    assert caught.value.__cause__ is None
-    assert app.drain().completed == 0
+async def in_the_store(app: Dibs) -> int:
+    """How many tasks there are, whatever became of them."""
+    return sum(queue.ready for queue in (await app.ask(lambda store: store.stats("default"))).queues)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_map_of_which_one_is_refused_says_what_is_in(url: str, asynchronous: bool) -> None:
-    """A payload over the limit is not enqueued; those beside it are, and are told."""
+@pytest.mark.parametrize("count", [10, 1000, 5000])
+async def test_a_map_that_breaks_off_leaves_nothing(
+    app: Dibs, work: TaskFunction[[int], int], count: int, asynchronous: bool
+) -> None:
+    """If the input raises, the map raises just that, and nothing is enqueued, however far it had come."""
+    with pytest.raises(RuntimeError, match="the input broke") as caught:
+        await work.amap(broken(count)) if asynchronous else work.map(broken(count))
+    assert caught.value.__cause__ is None
+    assert await in_the_store(app) == 0
+    assert (await app.adrain()).completed == 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("before", [1, 2500])
+async def test_a_map_of_which_one_is_refused_leaves_nothing(url: str, before: int, asynchronous: bool) -> None:
+    """A payload over the limit is not enqueued, and nor is anything beside it."""
     app = Dibs(settings=Settings(url=url, payload_max_bytes=100))
     work = app.task(name="work")(len)
-    texts = ["a", "b" * 200, "c"]
-    with pytest.raises(PartlyEnqueued, match="2 tasks are enqueued") as caught:
+    texts = ["a"] * before + ["b" * 200, "c"]
+    with pytest.raises(PayloadTooLarge, match="the limit 100"):
         await work.amap(texts) if asynchronous else work.map(texts)
-    assert isinstance(caught.value.__cause__, PayloadTooLarge)
-    assert len(caught.value.batch) == 2
-    assert (await app.adrain()).completed == 2
-    assert [one async for one in caught.value.batch.aresults()] == [1, 1]
+    assert await in_the_store(app) == 0
+    with pytest.raises(PayloadTooLarge, match="the limit 100"):
+        await work.options(key="once").amap(texts)
+    assert await in_the_store(app) == 0
+    assert len(await work.amap(["a"] * before)) == before
     app.close()
     await app.aclose()
+
+
+def test_a_map_of_one_key_is_one_task(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """With a key every item is about the same task, however many there are."""
+    batch = work.options(key="once").map(range(2500))
+    assert len(batch) == 2500
+    assert len(set(batch.task_ids)) == 1
+    assert app.drain().completed == 1
+
+
+def test_large_items_go_in_chunks_of_their_own(app: Dibs) -> None:
+    """A map of few items that are together over what one transaction holds is a load too, in its order."""
+    measure = app.task(name="measure")(len)
+    batch = measure.map("x" * (400_000 + number) for number in range(7))
+    app.drain()
+    assert list(batch.results()) == [400_000 + number for number in range(7)]
+
+
+def test_nothing_is_visible_before_the_input_ends(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """While its input is being read, a map has enqueued nothing; then everything at once."""
+    seen: list[int] = []
+
+    def watching() -> Any:
+        for value in range(3500):
+            if value % 700 == 0:
+                seen.append(app.run(in_the_store(app)))
+            yield value
+
+    work.map(watching())
+    assert seen == [0] * 5
+    assert app.run(in_the_store(app)) == 3500
+
+
+def test_an_interrupted_map_leaves_nothing(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """Ctrl-C in the middle ends a map like any other error, and the app goes on."""
+
+    def interrupted() -> Any:
+        yield from range(2500)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.map(interrupted())
+    assert app.run(in_the_store(app)) == 0
+    assert len(work.map(range(1500))) == 1500
+
+
+def test_a_map_in_slices(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """An input that does not end, or is slow, is enqueued slice by slice: each is there before the next is read."""
+    endless, enqueued = itertools.count(), 0
+    for _ in range(3):
+        enqueued += len(work.map(itertools.islice(endless, 500)))
+        assert app.run(in_the_store(app)) == enqueued
+    assert next(endless) == 1500
+
+
+# --------------------------------------------------------------------------------------------------------- named loads
+
+
+@pytest.mark.parametrize("count", [1, 1000, 2500])
+def test_a_named_map_is_enqueued_once(app: Dibs, work: TaskFunction[[int], int], count: int) -> None:
+    """Repeated under its name, also when everything has been done, a map enqueues nothing and gives the same batch."""
+    named = work.options(load="import-2026-11")
+    first, second = named.map(range(count)), named.map(range(count))
+    assert first.task_ids == second.task_ids
+    assert len(set(first.task_ids)) == count
+    assert app.drain().completed == count
+    third = named.map(range(count))
+    assert app.drain().completed == 0
+    assert list(third.results()) == [value * 2 for value in range(count)]
+    other = work.options(load="import-2026-12").map(range(count))
+    assert set(other.task_ids).isdisjoint(first.task_ids)
+    assert app.drain().completed == count
+
+
+async def test_a_named_map_that_broke_off_is_made_good(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """What a broken map had staged is no hindrance to the next one of its name."""
+    named = work.options(load="import")
+    with pytest.raises(RuntimeError):
+        await named.amap(broken(3200))
+    batch = await named.amap(range(2500))
+    assert (await app.adrain()).completed == 2500
+    assert [value async for value in batch.aresults()] == [value * 2 for value in range(2500)]
+
+
+def test_a_named_map_of_nothing(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """An empty input does not use up the name."""
+    named = work.options(load="import")
+    assert len(named.map([])) == 0
+    named.map([1])
+    assert app.drain().completed == 1
+
+
+def test_a_load_is_the_name_of_a_map(app: Dibs, work: TaskFunction[[int], int]) -> None:
+    """Where a name of a load makes no sense, it is refused."""
+    for call in (work.options(load="x").enqueue, work.options(load="x").call):
+        with pytest.raises(InvalidOption, match="names a map"):
+            call(1)
+    with pytest.raises(InvalidOption, match="leave out either"):
+        work.options(load="x", key="k")
+    with pytest.raises(InvalidName, match="not a load name"):
+        work.options(load="")
+    with pytest.raises(InvalidOption, match="where the map is called"):
+        app.task(name="other", load="x")(double)
+    assert len(work.options(load="x").options(load=None).map([1])) == 1  # type: ignore[arg-type]
 
 
 def test_listeners_hear_of_what_was_enqueued(app: Dibs, work: TaskFunction[[int], int]) -> None:
@@ -330,8 +427,11 @@ def test_listeners_hear_of_what_was_enqueued(app: Dibs, work: TaskFunction[[int]
     app.on("enqueued")(heard.append)
     first = work.options(key="k").enqueue(1)
     work.options(key="k").enqueue(2)
-    batch = work.map([1, 2, 3])
-    assert [event.task_id for event in heard] == [first.task_id, *batch.task_ids]
+    batch, many = work.map([1, 2, 3]), work.options(load="many").map(range(1200))
+    work.options(load="many").map(range(1200))
+    with pytest.raises(RuntimeError):
+        work.map(broken(1200))
+    assert [event.task_id for event in heard] == [first.task_id, *batch.task_ids, *many.task_ids]
     assert {event.command for event in heard} == {"work"}
 
 

@@ -9,6 +9,7 @@ from tests.docs.transcript import Transcript
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+LOADS = ROOT / "docs" / "bulk-loads.md"
 TESTING = ROOT / "docs" / "testing-your-tasks.md"
 
 
@@ -23,6 +24,12 @@ def test_the_readme_has_a_running_example_on_its_first_screen() -> None:
     file, console = list(blocks(README))[:2]
     assert (file.language, console.language) == ("python", "console")
     assert console.line + console.code.count("\n") <= 40
+
+
+def test_the_page_about_loads_is_as_it_says(tmp_path: Path) -> None:
+    """Files are loaded, repeated and refused as the page shows."""
+    with Transcript(tmp_path) as transcript:
+        transcript.do(list(blocks(LOADS)))
 
 
 def test_the_tutorial_is_as_it_says(tmp_path: Path) -> None:

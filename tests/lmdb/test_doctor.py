@@ -376,3 +376,17 @@ async def test_a_lease_is_taken_back_after_its_entry_was_lost(store: OrderedStor
     assert ward.leased in {lease.id for lease in leases}
     lease = next(lease for lease in leases if lease.id == ward.leased)
     assert await settle(store, lease, Kind.FAIL, error=BOOM) == Settled(Status.FAILED)
+
+
+async def test_no_time_is_taken_for_a_block(store: OrderedStore, clock: ManualClock) -> None:
+    """Leased tasks and dead letters have a time where ready ones have their kind: at no millisecond is one taken for a
+    block of a load, found fault with, or mended away."""
+    for _ in range(256):
+        await put(store)
+        await put(store)
+        await fail(store, await take(store))
+        await take(store, lease_s=3600)
+        clock.advance(0.001)
+    report = await store.doctor(mend=True)
+    assert report.clean, report.problems[:3]
+    assert (await pass_time(store, clock, 3600)).expired == 256

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dibs.errors import InvalidName
-from dibs.ids import id_from_text, id_to_text, key_digest, new_id, new_ids, slot_of
+from dibs.ids import (
+    CHUNK_BYTES,
+    chunk_id_of,
+    id_from_text,
+    id_to_text,
+    key_digest,
+    new_id,
+    new_ids,
+    slot_of,
+)
 
 
 def test_an_id_is_a_uuid_of_version_7() -> None:
@@ -69,3 +78,15 @@ def test_what_is_no_id_is_refused(text: object) -> None:
     """Anything but a UUID is refused with an example of one."""
     with pytest.raises(InvalidName, match="expected a UUID such as"):
         id_from_text(text)  # type: ignore[arg-type]
+
+
+def test_the_chunks_of_a_named_load() -> None:
+    """Their ids look like ids, are the same every time, follow their numbers, and share nothing with other loads."""
+    numbers = [0, 1, 2, 4095, 4096, 4097, 99_999]
+    ids = [chunk_id_of("acme", "import", number) for number in numbers]
+    assert ids == [chunk_id_of("acme", "import", number) for number in numbers]
+    assert ids == sorted(ids)
+    assert {uuid.UUID(bytes=one).version for one in ids} == {7}
+    assert {uuid.UUID(bytes=one).variant for one in ids} == {uuid.RFC_4122}
+    others = [chunk_id_of("acme", "imports", 0), chunk_id_of("acm", "import", 0), chunk_id_of("acme", "import", 3)]
+    assert len({one[:CHUNK_BYTES] for one in [*ids, *others]}) == len(ids) + len(others)

@@ -15,7 +15,9 @@ from dibs import codec as codecs
 from dibs.cli import shapes
 from dibs.cli.context import DURATION, TASK_ID, TIME, Command, Session, pass_session
 from dibs.cli.errors import Exit, exit_code_of
+from dibs.cli.loads import Picks, Wish, key_of, load_file
 from dibs.cli.output import count_text, echo_json, echo_json_line, note, plural, progress
+from dibs.cli.rows import Source
 from dibs.errors import CodecError
 from dibs.ids import id_to_text
 from dibs.stores.protocol import Store
@@ -31,14 +33,38 @@ READ_BYTES = 1 << 20
     examples="""
     dibs enqueue thumbnail '{"url": "a.png", "width": 320}'
     dibs enqueue report @month.json --delay 5m --max-attempts 3
-    dibs enqueue import --lines @rows.jsonl --key-field sku --quiet
+    dibs enqueue import --from rows.parquet
+    dibs enqueue import --from rows.csv --load monday --skip-bad
+    tail -f log | dibs enqueue import --lines --key-field sku --quiet
     """,
 )
-@click.argument("command")
+@click.argument("command", default="", metavar="[COMMAND]")
 @click.argument("payload", default="", metavar="[PAYLOAD]")
-@click.option("--lines", is_flag=True, help="One task per line of PAYLOAD, which is @FILE or - (the default).")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="One task per row of JSON lines, CSV or Parquet (- for stdin): all of them at once, or none.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv", "parquet"]),
+    help="With --from: what FILE is; default: by its name.",
+)
+@click.option(
+    "--load",
+    metavar="NAME",
+    help="With --from: a name under which rows are loaded once; default: made from FILE and this call.",
+)
+@click.option("--skip-bad", is_flag=True, help="With --from: set bad rows aside in FILE.bad.jsonl, and go on.")
+@click.option("--lines", is_flag=True, help="One task per line of PAYLOAD, @FILE or - (the default), as they come.")
 @click.option("--key", metavar="TEXT", help="Deduplication key: one task per key while it is kept.")
-@click.option("--key-field", metavar="NAME", help="With --lines: the key is this field of each payload.")
+@click.option("--key-field", metavar="NAME", help="With --from or --lines: the key is this field of each payload.")
+@click.option("--command-field", metavar="NAME", help="With --from: a row's command is this field.")
+@click.option("--priority-field", metavar="NAME", help="With --from: its priority, a whole number.")
+@click.option("--delay-field", metavar="NAME", help="With --from: its delay, such as 90 or 5m.")
+@click.option("--run-at-field", metavar="NAME", help="With --from: when, a time with its zone.")
 @click.option("--on-duplicate", type=click.Choice(["return", "replay_dead"]), default="return", show_default=True,
               help="What a taken key does; replay_dead revives a dead letter.")  # fmt: skip
 @click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX), help="Higher first.")
@@ -64,8 +90,16 @@ def enqueue(
     /,
     command: str,
     payload: str,
+    source: str | None,
+    form: str | None,
+    load: str | None,
+    skip_bad: bool,
     lines: bool,
     key_field: str | None,
+    command_field: str | None,
+    priority_field: str | None,
+    delay_field: str | None,
+    run_at_field: str | None,
     task_id: bytes | None,
     delay_s: float | None,
     quiet: bool,
@@ -74,12 +108,25 @@ def enqueue(
     """Put a task, or many, into a queue.
 
     COMMAND is what kind of work it is and names the queue. PAYLOAD is JSON text, @FILE, or - for stdin; without
-    it, {}. Prints the id
-    of each task; when it returns, the tasks survive a crash. Makes the store if there is none.
+    it, {}. Prints the id of each task; when it returns, the tasks survive a crash. Makes the store if there is none.
+
+    With --from, each row of FILE is a payload. Nothing is visible before all are in; one bad row, Ctrl-C or a crash,
+    and none is. The same call again loads nothing twice.
     """
     task = NewTask(command=command, id=task_id or b"", delay_s=delay_s or 0.0, **options)
+    if source is not None:
+        if task.key is not None or task.id or payload or lines:
+            raise click.UsageError("--from takes its payloads from FILE: leave out PAYLOAD, --lines, --key and --id.")
+        if not command and command_field is None:
+            raise click.UsageError("Name the COMMAND, or the field that has it: --command-field.")
+        picks = Picks(key_field, command_field, priority_field, delay_field, run_at_field)
+        return load_file(session, Source(source, form), Wish(task, picks, load, skip_bad, quiet))
+    if form or load is not None or skip_bad or command_field or priority_field or delay_field or run_at_field:
+        raise click.UsageError("--format, --load, --skip-bad and the fields of rows go with --from.")
+    if not command:
+        raise click.UsageError("Missing argument 'COMMAND'.")
     if key_field and not lines:
-        raise click.UsageError("--key-field goes with --lines; for one task, give --key.")
+        raise click.UsageError("--key-field goes with --from and --lines; for one task, give --key.")
     if not lines:
         return _enqueue_one(session, msgspec.structs.replace(task, payload=_encoded(_read(payload), task.codec)), quiet)
     if task.key is not None or task.id:
@@ -208,19 +255,11 @@ def _lines_as_they_come(stream: BinaryIO) -> Iterator[list[bytes]]:
 def _line(number: int, text: bytes, task: NewTask, key_field: str | None) -> Line:
     try:
         payload = _encoded(text, task.codec)
-        key = None if key_field is None else _key(payload, task.codec, key_field)
+        key = None if key_field is None else key_of(codecs.decode(payload, task.codec), key_field)
     except (CodecError, click.UsageError) as error:
         message = error.format_message() if isinstance(error, click.UsageError) else str(error)
         return Line(number, Rejected(CodecError.code, message))
     return Line(number, msgspec.structs.replace(task, payload=payload, key=key))
-
-
-def _key(payload: bytes, codec: str, field: str) -> str:
-    value = codecs.decode(payload, codec)
-    key = value.get(field) if isinstance(value, dict) else None
-    if key is None or isinstance(key, bool | dict | list | float):
-        raise CodecError(f"the payload has no text or whole number under {field!r} to be its key")
-    return str(key)
 
 
 # ---------------------------------------------------------------------------------------------------- payloads

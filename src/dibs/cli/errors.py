@@ -18,7 +18,6 @@ from dibs.errors import (
     JournalTrimmed,
     LeaseLostError,
     ModeMismatch,
-    PartlyEnqueued,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -61,7 +60,6 @@ EXIT_OF: dict[type[DibsError], Exit] = {
     TaskError: Exit.NEGATIVE,
     TaskUnfinished: Exit.TIMED_OUT,
     TaskUnknown: Exit.NOT_FOUND,
-    PartlyEnqueued: Exit.NEGATIVE,
     JournalError: Exit.JOURNAL,
     StoreError: Exit.STORE,
 }

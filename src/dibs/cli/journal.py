@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -16,8 +15,8 @@ import msgspec
 from dibs.cli.context import Command, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import note, plural, progress
+from dibs.cli.rows import pyarrow
 from dibs.cli.shapes import event_shape
-from dibs.errors import MissingDriver
 from dibs.stores.protocol import Store
 from dibs.stores.wakeups import Journalled
 from dibs.task import BATCH_MAX, Event
@@ -128,7 +127,7 @@ class Parquet:
     """A table with a column per field of an event, `at` as a timestamp in UTC."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._arrow, parquet = _pyarrow()
+        self._arrow, parquet = pyarrow()
         texts = [(name, self._arrow.string()) for name in ("kind", "tenant", "id", "command")]
         more = ("worker", "reason", "error_type", "error_line", "fingerprint")
         self._schema = self._arrow.schema([
@@ -154,19 +153,10 @@ class Parquet:
             self._rows = []
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingDriver(
-            "Parquet needs pyarrow, which is not installed: pip install 'dibs[parquet]', or export JSON lines"
-        ) from error
-
-
 @contextlib.contextmanager
 def _sink(output: Path | None, form: str) -> Iterator[Sink]:
     if form == "parquet":
-        _pyarrow()
+        pyarrow()
     with contextlib.ExitStack() as stack:
         stream = sys.stdout.buffer if output is None else stack.enter_context(_whole(output))
         if form == "parquet":

@@ -315,3 +315,34 @@ def progress(what: str, total: int | None = None, *, counted: bool = True) -> It
     with shown:
         line = shown.add_task(what, total=total)
         yield lambda step: shown.advance(line, step)
+
+
+@contextlib.contextmanager
+def rows_progress(what: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
+    """Shows on stderr, if that is a terminal, how far a file is read, how many rows that were, and how many a second;
+    yields the function that adds a part of the `total`, and rows."""
+    if not sys.stderr.isatty():
+        yield lambda _size, _rows: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    shown = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        *([BarColumn(), TaskProgressColumn()] if total else []),
+        TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    begin_s, count = time.monotonic(), 0
+    with shown:
+        line = shown.add_task(what, total=total, rows=0, rate=0.0)
+
+        def advance(size: int, rows: int) -> None:
+            nonlocal count
+            count += rows
+            shown.update(line, advance=size, rows=count, rate=count / max(0.001, time.monotonic() - begin_s))
+
+        yield advance

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 from msgspec.structs import astuple, replace
 
 from dibs.errors import InvalidOption
-from dibs.ids import key_digest, new_id, new_ids, row_id, slot_of
+from dibs.ids import CHUNK_BYTES, key_digest, new_id, new_ids, row_id, slot_of
 from dibs.task import BATCH_MAX, NewTask, Rejected, Rows
 
 BATCH_MAX_BYTES = 1 << 20
 
 Item = TypeVar("Item")
 
+_NUMBERS = [number.to_bytes(2, "big") for number in range(BATCH_MAX)]
 _PAYLOAD, _KEY = map(NewTask.__struct_fields__.index, ("payload", "key"))
 _BEFORE, _BETWEEN, _AFTER = slice(_PAYLOAD), slice(_PAYLOAD + 1, _KEY), slice(_KEY + 1, None)
 
@@ -96,9 +97,12 @@ def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> lis
     if not isinstance(rows, Rows):
         rows = rows_of(rows)
     own = slot_of(chunk_id)
+    if not rows.keys:
+        head, slot = chunk_id[:CHUNK_BYTES], bytes((own,))
+        return [head + number + slot for number in _NUMBERS[: len(rows.payloads)]]
     return [
         row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
-        for number, key in enumerate(rows.keys or [None] * len(rows.payloads))
+        for number, key in enumerate(rows.keys)
     ]
 
 

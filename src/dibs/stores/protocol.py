@@ -284,6 +284,7 @@ class Store(abc.ABC):
         long; otherwise it is kept.
         """
         checks.check_tenant(tenant)
+        chunk_ids = listed(chunk_ids)
         checks.check_load(name, seq, chunk_ids)
         if forget_s is not None:
             checks.check_number("forget_s", forget_s, 1, checks.TTL_MAX_S)
@@ -292,6 +293,7 @@ class Store(abc.ABC):
     async def drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         """Forgets staged chunks now; those that are committed, or unknown, are left alone. Returns how many."""
         checks.check_tenant(tenant)
+        chunk_ids = listed(chunk_ids)
         checks.check_chunk_ids(chunk_ids)
         return sum([await self._drop(tenant, some) for some in slices(chunk_ids)])
 

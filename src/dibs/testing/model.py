@@ -4,6 +4,10 @@ Each verb of :class:`Model` says what the answer must be and what every task mus
 from the rules and knows nothing of keys, indexes or transactions. What time alone does (promote, take back, expire,
 prune) may happen in a claim or wait for the sweep; the model accepts either, and does all of it in a sweep.
 :mod:`dibs.testing.simulation` holds a store against it.
+
+A row of a load that has a key is *undecided* from the commit until the store shows that it holds the key or lost it:
+the rules leave open when that is, so the model is told (:meth:`Model.decide`) and checks that it may be so. A row wins
+only a key that nobody holds, and loses only one that somebody holds, or held within the same operation.
 """
 
 from __future__ import annotations
@@ -12,9 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from dibs.clock import Clock
+from dibs.ids import CHUNK_BYTES
+from dibs.stores.batches import row_ids
 from dibs.task import (
     ALL_COMMANDS,
+    CHUNK_KEEP_S,
     DEAD_RETENTION_DEFAULT_S,
     LEASE_DEFAULT_S,
     MAX_ATTEMPTS_DEFAULT,
@@ -25,6 +34,7 @@ from dibs.task import (
     ByKey,
     Cancelled,
     Cause,
+    Committed,
     Duplicate,
     Enqueued,
     ErrorInfo,
@@ -46,6 +56,7 @@ from dibs.task import (
     Result,
     Settled,
     Settlement,
+    Staged,
     Status,
     Swept,
     Task,
@@ -123,10 +134,17 @@ class Known:
     """The result was pruned; the record is still there."""
     counted: bool = False
     """It was claimed under a limit of its limit_key."""
+    undecided: bool = False
+    """A row with a key that it neither holds nor has lost."""
 
     @property
     def id(self) -> bytes:
         return self.new.id
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Of whom it is, and its key."""
+        return self.tenant, self.new.command, self.new.key or ""
 
     @property
     def priority(self) -> int:
@@ -201,6 +219,17 @@ class Known:
 
 
 @dataclass
+class Claimable:
+    """What a queue has for a claim."""
+
+    pool: list[Known]
+    """What has to be delivered, as far as limits allow."""
+    open_to_it: list[Known]
+    """What may be: rows whose key is held by a task that is past its start deadline, and tasks that a row with their
+    key has just revived."""
+
+
+@dataclass
 class Model:
     """The queue, said simply. `step` grows with every operation: it is what first in, first out goes by."""
 
@@ -212,11 +241,21 @@ class Model:
     """By tenant and command, or `*` for all of the tenant's."""
     claims: dict[tuple[str, bytes], list[tuple[bytes, bytes]]] = field(default_factory=dict)
     pruned: set[tuple[str, bytes]] = field(default_factory=set)
+    staged: dict[tuple[str, bytes], tuple[Sequence[NewTask], int]] = field(default_factory=dict)
+    """Chunks that wait for a commit: their rows, and until when they are kept."""
+    loads: dict[tuple[str, str], int] = field(default_factory=dict)
+    contested: set[tuple[str, str, str]] = field(default_factory=set)
+    """The keys that somebody held, or tried to, in this operation."""
     step: int = 0
 
     @property
     def now_ms(self) -> int:
         return self.clock.now_ms()
+
+    def begin(self) -> None:
+        """Begins an operation."""
+        self.step += 1
+        self.contested = set(self.keys)
 
     def task(self, tenant: str, task_id: bytes | None) -> Known | None:
         """Returns a task that exists."""
@@ -241,7 +280,12 @@ class Model:
                 return Duplicate(owner.id, Status.PENDING, replayed=True)
             if owner is not None:
                 return Duplicate(owner.id, owner.status, owner.result(self.now_ms))
-            self.keys[(tenant, new.command, new.key)] = new.id
+            self._hold(self._put(tenant, new, index))
+        else:
+            self._put(tenant, new, index)
+        return Enqueued(new.id)
+
+    def _put(self, tenant: str, new: NewTask, index: int) -> Known:
         due_ms = self.now_ms + _ms(new.delay_s) if new.run_at_ms is None else new.run_at_ms
         task = Known(
             tenant=tenant,
@@ -253,7 +297,82 @@ class Model:
             rank=(self.step, index),
         )
         self.tasks[(tenant, new.id)] = task
-        return Enqueued(new.id)
+        return task
+
+    # ---------------------------------------------------------------------------------------------------------- loads
+
+    def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask]) -> Staged:
+        if self._has_tasks(tenant, chunk_id):
+            return Staged(len(rows), already=True)
+        self.staged[(tenant, chunk_id)] = rows, self.now_ms + _ms(CHUNK_KEEP_S)
+        return Staged(len(rows))
+
+    def waits(self, tenant: str, chunk_id: bytes) -> bool:
+        """True if a commit may name the chunk."""
+        _, until_ms = self.staged.get((tenant, chunk_id), ((), 0))
+        return until_ms > self.now_ms and not self._has_tasks(tenant, chunk_id)
+
+    def commit_load(self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes]) -> Committed | None:
+        """None: it is refused."""
+        if self.loads.get((tenant, name), -1) >= seq:
+            return Committed(0, already=True)
+        if not all(self.waits(tenant, chunk_id) for chunk_id in chunk_ids):
+            return None
+        self.loads[(tenant, name)] = seq
+        count = 0
+        for chunk_id in chunk_ids:
+            rows, _ = self.staged.pop((tenant, chunk_id))
+            for row, row_id in zip(rows, row_ids(tenant, chunk_id, rows), strict=True):
+                self._put(tenant, replace(row, id=row_id), count).undecided = row.key is not None
+                count += 1
+        return Committed(count)
+
+    def drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
+        return sum(self.staged.pop((tenant, chunk_id), None) is not None for chunk_id in dict.fromkeys(chunk_ids))
+
+    def _has_tasks(self, tenant: str, chunk_id: bytes) -> bool:
+        """True if there are tasks with the ids of the chunk's rows: it was committed, and they are still known."""
+        return any(whose == tenant and task_id[:CHUNK_BYTES] == chunk_id[:CHUNK_BYTES] for whose, task_id in self.tasks)
+
+    def undecided(self) -> list[Known]:
+        """Returns the rows that neither hold nor have lost their key."""
+        return [task for task in self.tasks.values() if task.undecided]
+
+    def decide(
+        self, after: Callable[[Known], Task | None], holder: Callable[[tuple[str, str, str]], bytes | None]
+    ) -> int:
+        """Takes over which keys were decided: `after` shows a task as the store has it now, `holder` who has a key.
+        Returns how many rows lost theirs."""
+        for row in self.undecided():
+            if holder(row.name) == row.id:
+                assert self._owner(row) is None, "a row has a key that another task held"
+                self._hold(row)
+        lost = [row for row in self.undecided() if _lost_its_key(after(row))]
+        for row in lost:
+            self._lose(row, after)
+        return len(lost)
+
+    def _owner(self, row: Known) -> Known | None:
+        return self.task(row.tenant, self.keys.get(row.name))
+
+    def _hold(self, task: Known) -> None:
+        task.undecided = False
+        self.keys[task.name] = task.id
+        self.contested.add(task.name)
+
+    def _lose(self, row: Known, after: Callable[[Known], Task | None]) -> Known | None:
+        """Ends a row whose key another task has. Returns that task if the row has revived it."""
+        assert row.status is Status.PENDING
+        assert row.name in self.contested, "a row lost a key that nobody held"
+        owner = self._owner(row)
+        self._end(row, Status.CANCELLED, Reason.DUPLICATE)
+        if owner is None or owner.status is not Status.FAILED or row.new.on_duplicate != "replay_dead":
+            return None
+        seen = after(owner)
+        if seen is None or seen.status is Status.FAILED:
+            return None
+        self._revive(owner, 0)
+        return owner
 
     # ---------------------------------------------------------------------------------------------------------- claim
 
@@ -283,11 +402,11 @@ class Model:
         for command in commands:
             if (tenant, command) in self.paused or len(leases) - len(left) == limit:
                 continue
-            pool = self._claimable(tenant, command, {lease.id for lease in leases}, after)
-            while (allowed := self._allowed(tenant, command, pool)) and len(leases) - len(left) < limit:
-                assert left, f"{len(allowed)} more tasks could have been claimed from {command}"
-                self._check_first(allowed, left[0])
-                pool.remove(self._granted(left.pop(0), lease_s, worker))
+            ready = self._claimable(tenant, command, {lease.id for lease in leases}, after)
+            while len(leases) - len(left) < limit and left and self._deliver(ready, left[0], lease_s, worker):
+                left.pop(0)
+            allowed = self._allowed(ready.pool) if len(leases) - len(left) < limit else []
+            assert not allowed, f"{len(allowed)} more tasks could have been claimed from {command}"
         assert not left, "more was delivered than is ready"
         if claim_id is not None and leases:
             self.claims[(tenant, claim_id)] = [(lease.id, lease.token) for lease in leases]
@@ -303,33 +422,48 @@ class Model:
     ) -> None:
         """Checks what a claim of all tenants returned: each tenant's own order, and turns."""
         taken = {tenant: {lease.id for lease in leases if lease.tenant == tenant} for tenant in tenants}
-        pools = {
-            (tenant, command): self._claimable(tenant, command, taken[tenant], after)
+        queues = {
+            tenant: [
+                self._claimable(tenant, command, taken[tenant], after)
+                for command in commands
+                if (tenant, command) not in self.paused
+            ]
             for tenant in tenants
-            for command in commands
-            if (tenant, command) not in self.paused
         }
-
-        def first(tenant: str) -> list[Known]:
-            """What a tenant could give next: from the first of its queues that has any."""
-            found = (self._allowed(whose, name, pool) for (whose, name), pool in pools.items() if whose == tenant)
-            return next((allowed for allowed in found if allowed), [])
-
         shares = dict.fromkeys(tenants, 0)
         for lease in leases:
-            allowed = first(lease.tenant)
-            assert allowed, "more was delivered than is ready"
-            self._check_first(allowed, lease)
-            pools[(lease.tenant, lease.command)].remove(self._granted(lease, None, ""))
+            for ready in queues[lease.tenant]:
+                if self._deliver(ready, lease, None, ""):
+                    break
+                assert not self._allowed(ready.pool), "a task was delivered that is not in the first queue that has any"
+            else:
+                raise AssertionError("more was delivered than is ready")
             shares[lease.tenant] += 1
-        more = [tenant for tenant in tenants if first(tenant)]
+        more = [tenant for tenant in tenants if any(self._allowed(ready.pool) for ready in queues[tenant])]
         assert len(leases) == limit or not more, f"{more} could have given more"
         assert all(shares[tenant] + 1 >= max(shares.values()) for tenant in more), f"{shares}, and {more} have more"
         for tenant in tenants:
             self._adopt(tenant, after, taken[tenant])
 
-    def _allowed(self, tenant: str, command: str, pool: list[Known]) -> list[Known]:
-        """Those of the pool that limits let anybody claim now."""
+    def _deliver(self, ready: Claimable, lease: Lease, lease_s: float | None, worker: str) -> bool:
+        """Takes note of a delivery from a queue, which must be the first that limits allow; False if it is not from
+        there."""
+        allowed = self._allowed(ready.pool)
+        task = next((task for task in allowed + ready.open_to_it if task.id == lease.id), None)
+        if task is None:
+            return False
+        assert task in ready.open_to_it or task.order == min(other.order for other in allowed), "not the first in order"
+        (ready.open_to_it if task in ready.open_to_it else ready.pool).remove(task)
+        self._decide_by_delivery(task)
+        self._grant(task, lease, lease_s, worker)
+        ready.pool = [other for other in ready.pool if not (other.undecided and other.name == task.name)]
+        return True
+
+    def _allowed(self, pool: list[Known]) -> list[Known]:
+        """Those of a queue's pool that limits let anybody claim now."""
+        if not pool:
+            return []
+        tenant, command = pool[0].tenant, pool[0].new.command
         leased = [task for task in self._of(tenant) if task.place is Place.LEASED]
         here = [task for task in leased if task.new.command == command]
         for name, count in ((ALL_COMMANDS, len(leased)), (command, len(here))):
@@ -346,30 +480,41 @@ class Model:
         limits = self.limits.get((tenant, command))
         return None if limits is None else limits.per_key
 
-    def _check_first(self, allowed: list[Known], lease: Lease) -> None:
-        task = next((task for task in allowed if task.id == lease.id), None)
-        assert task is not None, "a task was delivered that is not ready in the first queue that has any"
-        assert task.order == min(other.order for other in allowed), "not the first in order was delivered"
-
-    def _granted(self, lease: Lease, lease_s: float | None, worker: str) -> Known:
-        task = self.tasks[(lease.tenant, lease.id)]
-        self._grant(task, lease, lease_s, worker)
-        return task
-
     def _claimable(
         self, tenant: str, command: str, taken: set[bytes], after: Callable[[Known], Task | None]
-    ) -> list[Known]:
-        pool = []
-        for task in self._of(tenant):
-            if task.new.command != command:
-                continue
+    ) -> Claimable:
+        """Returns what there is to deliver in a queue."""
+        queue = [task for task in self._of(tenant) if task.new.command == command]
+        for task in queue:
             if task.due(self.now_ms):
                 self._to_ready(task)
             elif task.overdue(self.now_ms) and (task.id in taken or self._was_taken_back(task, after(task))):
                 self._take_back(task)
-            if task.place is Place.READY and not task.late(self.now_ms):
+        open_to_it = []
+        for row in queue:
+            if row.undecided and row.new.on_duplicate == "replay_dead" and _lost_its_key(after(row)):
+                revived = self._lose(row, after) if self._owner(row) is not None else None
+                open_to_it += [] if revived is None else [revived]
+        pool = []
+        for task in queue:
+            if task.place is not Place.READY or task.late(self.now_ms) or task in open_to_it:
+                continue
+            owner = self._owner(task) if task.undecided else None
+            if owner is None and not (task.undecided and _lost_its_key(after(task))):
                 pool.append(task)
-        return pool
+            elif owner is not None and owner.late(self.now_ms):
+                open_to_it.append(task)
+        return Claimable(pool, open_to_it)
+
+    def _decide_by_delivery(self, task: Known) -> None:
+        """A row that was delivered holds its key; a holder that was not started in time has just ended."""
+        if not task.undecided:
+            return
+        owner = self._owner(task)
+        if owner is not None:
+            assert owner.late(self.now_ms), "a row was delivered whose key another task holds"
+            self._end(owner, Status.CANCELLED, Reason.EXPIRED)
+        self._hold(task)
 
     def _grant(self, task: Known, lease: Lease, lease_s: float | None, worker: str) -> None:
         lease_ms = _ms(lease_s or task.new.lease_s or LEASE_DEFAULT_S)
@@ -493,12 +638,22 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------- what people do
 
-    def cancel(self, tenant: str, refs: Sequence[bytes | ByKey]) -> list[Cancelled]:
-        return [self._cancel(self._named(tenant, ref)) for ref in refs]
+    def cancel(
+        self, tenant: str, refs: Sequence[bytes | ByKey], after: Callable[[Known], Task | None] | None = None
+    ) -> list[Cancelled]:
+        """`after` shows a task as the store has it now: a row that is too late, or would lose its key, may end by that
+        instead."""
+        return [self._cancel(self._named(tenant, ref), after) for ref in refs]
 
-    def _cancel(self, task: Known | None) -> Cancelled:
+    def _cancel(self, task: Known | None, after: Callable[[Known], Task | None] | None) -> Cancelled:
         if task is None:
             return Cancelled("unknown")
+        seen = after(task) if after is not None and not task.status.ended else None
+        if task.undecided and _lost_its_key(seen):
+            assert task.name in self.contested, "a row lost a key that nobody held"
+            self._end(task, Status.CANCELLED, Reason.DUPLICATE)
+        elif task.late(self.now_ms) and seen is not None and seen.reason == Reason.EXPIRED:
+            self._end(task, Status.CANCELLED, Reason.EXPIRED)
         if task.status.ended:
             return Cancelled("ended", task.status)
         if task.status is Status.IN_PROGRESS:
@@ -569,6 +724,7 @@ class Model:
                 self._prune(task)
             elif task.status.ended and task.result_until_ms <= self.now_ms:
                 task.data, task.error, task.codec, task.faded = None, None, "json", True
+        self.staged = {who: (rows, until_ms) for who, (rows, until_ms) in self.staged.items() if until_ms > self.now_ms}
         return Swept(promoted=promoted, expired=expired, cancelled=cancelled)
 
     def _take_back(self, task: Known) -> None:
@@ -593,6 +749,7 @@ class Model:
 
     def _end(self, task: Known, status: Status, reason: str | None, ttl_s: float | None = None) -> None:
         task.status, task.reason, task.token, task.ended_ms = status, reason, b"", self.now_ms
+        task.undecided = False
         task.place = Place.DEAD if status is Status.FAILED else Place.NONE
         own_ttl_s = RESULT_TTL_DEFAULT_S if task.new.result_ttl_s is None else task.new.result_ttl_s
         retention_s = max(own_ttl_s, task.new.retention_s or 0.0)
@@ -656,6 +813,10 @@ def _lost(task: Known | None, token: bytes) -> Cause | None:
     if task.status is not Status.IN_PROGRESS:
         return Cause.NOT_IN_PROGRESS
     return None if task.token == token else Cause.OTHER_TOKEN
+
+
+def _lost_its_key(seen: Task | None) -> bool:
+    return seen is not None and seen.reason == Reason.DUPLICATE
 
 
 def _ms(seconds: float) -> int:

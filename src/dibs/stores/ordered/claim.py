@@ -40,7 +40,7 @@ from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, Lease
 
 PROMOTED_PER_CLAIM = 200
 ASIDE_PER_CLAIM = 1_000
-ASIDE_STEP = 200
+ASIDE_FEW, ASIDE_STEP = 20, 200
 RANDOM_BYTES = 8
 
 
@@ -139,8 +139,8 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
     while (wanted := queue.room(len(tokens) - len(leases))) > 0:
-        # Where many are parked or over, they are read by the hundred, however few are wanted.
-        many, before = max(wanted, min(aside, ASIDE_STEP)), aside
+        # Where many are late or over their limit, they are read by the hundred, however few are wanted.
+        many, before = wanted if aside < ASIDE_FEW else max(wanted, ASIDE_STEP), aside
         entries = txn.scan_keys(keys.ready, keys.ready_end, many)
         all_seen = len(entries) < many
         if any(map(is_block, entries)):
@@ -194,11 +194,12 @@ def _take_rows(
     """Leases rows straight from the block at the head of a queue; returns how many it met that have ended, or were
     parked, instead."""
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    rows, seen = leave_block(queue, block, many)
-    aside = seen - len(rows)
-    if queue.key_limit is not None:
-        met, rows = rows, _within_limits(queue, rows, len(tokens) - len(leases))
-        aside += sum(row.state.place == PARKED for row in met)
+    limited, wanted = queue.key_limit is not None, len(tokens) - len(leases)
+    left = leave_block(queue, block, many if limited else wanted)
+    rows, aside = left.rows, left.seen - len(left.rows)
+    if limited:
+        rows = _within_limits(queue, rows, wanted)
+        aside += sum(row.state.place == PARKED for row in left.rows)
     for row, token in zip(rows, tokens[len(leases) :], strict=False):
         state = row.state
         state.token = token

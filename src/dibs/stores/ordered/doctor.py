@@ -40,6 +40,7 @@ from dibs.stores.ordered.keys import (
     is_block,
     kind_of,
     ms8,
+    names_block,
     parse_block_name,
     parse_due_key,
     parse_expiry_key,
@@ -446,7 +447,7 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
     """Whether the task, or the block, that an index entry is about stands there; what limits have among the delayed is
     theirs."""
-    if is_block(entry):
+    if names_block(tenant, entry):
         return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
     if entry.startswith(tenant.first + b"D") and kind_of(entry) in (KIND_LIMIT, KIND_REVIEW):

@@ -211,8 +211,13 @@ def delayed_rank(visible_ms: int, kind: bytes = KIND_TASK) -> bytes:
 
 
 def is_block(entry: bytes) -> bool:
-    """Whether an entry of a place is about a block of rows rather than a task."""
+    """Whether a ready or delayed entry is about a block of rows rather than a task."""
     return entry[_KIND_AT] == _BLOCK
+
+
+def names_block(tenant: TenantKeys, entry: bytes) -> bool:
+    """The same for an entry of any place: the others have no blocks, and a time where these have their kind."""
+    return entry[len(tenant.first)] in b"PD" and is_block(entry)
 
 
 def block_name(chunk: bytes, number: int) -> bytes:

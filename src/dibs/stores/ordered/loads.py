@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dibs.errors import InvalidName, StoreFull, UnknownChunk
-from dibs.ids import CHUNK_BYTES, id_to_text, key_digest
+from dibs.ids import CHUNK_BYTES, ID_BYTES, id_to_text, key_digest
 from dibs.stores.batches import row_ids
 from dibs.stores.ordered.chunks import (
     Chunk,
@@ -61,6 +61,7 @@ from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged
 
 _NONCE_BYTES = 8
+_AFTER_ROWS = b"\xff" * (ID_BYTES - CHUNK_BYTES + 1)
 
 
 class PreparedChunk(Struct, frozen=True):
@@ -76,6 +77,17 @@ class Leaving(Struct, frozen=True, gc=False):
     id: bytes
     state: State
     body: Body
+
+
+class Left(Struct, frozen=True):
+    """What came of the next rows of a block."""
+
+    rows: list[Leaving]
+    """Those that live on, for the caller to move."""
+    ended: int = 0
+    """So many have ended instead: too late, or their key is taken."""
+    seen: int = 0
+    """So many there were, those included that had left before their turn."""
 
 
 # ------------------------------------------------------------------------------------------------- stage, commit, drop
@@ -110,7 +122,7 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     if known is not None and known.chunk_id != head.chunk_id:
         raise InvalidName(f"another chunk's id begins like {id_to_text(head.chunk_id)}: mint chunk ids with new_id()")
     count = sum(block.count for block in head.blocks)
-    if known is not None and known.version:
+    if (known is not None and known.version) or (known is None and _has_tasks(txn, keys, name)):
         return Staged(count, already=True)
     full = txn.full()
     if full is not None:
@@ -221,13 +233,25 @@ def _staged_heads(txn: ReadTxn, tenant: TenantKeys, chunk_ids: Sequence[bytes]) 
     """Returns the heads of chunks that wait for a commit; without one of them there is none."""
     staged: list[Head] = []
     for chunk_id, head in zip(chunk_ids, _heads(txn, tenant, chunk_ids), strict=True):
-        if head is None or head.version or head.expires_ms <= txn.now_ms:
+        if (
+            head is None
+            or head.version
+            or head.expires_ms <= txn.now_ms
+            or _has_tasks(txn, tenant, chunk_id[:CHUNK_BYTES])
+        ):
             raise UnknownChunk(
                 f"chunk {id_to_text(chunk_id)} is not staged: it never was, was dropped, has expired or is committed; "
                 "nothing of this load was committed"
             )
         staged.append(head)
     return staged
+
+
+def _has_tasks(txn: ReadTxn, tenant: TenantKeys, name: bytes) -> bool:
+    """Whether there are tasks with the ids of a chunk's rows: it was committed before, and all of it has left; or
+    somebody else gave them such ids."""
+    prefix = tenant.state + name
+    return bool(txn.scan_keys(prefix, prefix + _AFTER_ROWS, 1))
 
 
 def _put_block(work: Work, tenant: TenantKeys, head: Head, number: int, block: Block) -> None:
@@ -251,15 +275,14 @@ def _forget(work: Work, tenant: TenantKeys, head: Head) -> None:
 # ------------------------------------------------------------------------------------------------------ leaving a block
 
 
-def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None = None) -> tuple[list[Leaving], int]:
+def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None = None) -> Left:
     """Takes the next rows out of the block that an entry is about: at most `limit`, and of a delayed one those that are
-    due by `until_ms`. Returns those that live on, for the caller to move, and how many there were; the others have
-    ended. What a flush would write has to be written."""
+    due by `until_ms`. What a flush would write has to be written."""
     work, tenant = queue.work, queue.tenant
     found = block_of(work.txn, tenant, entry)
     work.deletes.append(entry)
     if found is None:
-        return [], 0
+        return Left([])
     chunk, number = found
     head, block = chunk.head, chunk.head.blocks[number]
     rows = chunk.turns(number, block.taken, block.taken + limit)
@@ -276,7 +299,8 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
     else:
         work.txn.put(tenant.head + chunk.name, encode_head(head))
     still_in = [row for row in rows if row not in head.out] if head.out else rows
-    return _leave(queue, chunk, number, still_in), len(rows)
+    leaving = _leave(queue, chunk, number, still_in)
+    return Left(leaving, len(still_in) - len(leaving), len(rows))
 
 
 def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
@@ -289,26 +313,26 @@ def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
     queue = work.queue(tenant, head.blocks[found.block].command)
     head.out.append(found.row)
     work.txn.put(queue.tenant.head + chunk.name, encode_head(head))
-    for row in _leave(queue, chunk, found.block, [found.row]):
+    for row in _leave(queue, chunk, found.block, [found.row], revives=False):
         queue.place(row.id, row.state)
     work.flush()
 
 
-def expire_block(work: Work, at_ms: int, tenant: str, name: bytes, limit: int) -> int:
+def expire_block(work: Work, at_ms: int, tenant: str, name: bytes, limit: int) -> Left:
     """Gives rows of a block, one of which has a start deadline that passed, records of their own: what has a deadline
-    is then dealt with as any task is. Returns how many rows it looked at."""
+    is then dealt with as any task is."""
     keys = tenant_keys(tenant)
     chunk_name, number = parse_block_name(name)
     head = read_head(work.txn, keys, chunk_name)
     if head is None or not head.version or head.blocks[number].taken == head.blocks[number].count:
-        return 0
+        return Left([])
     queue = work.queue(tenant, head.blocks[number].command)
-    rows, seen = leave_block(queue, block_entry(keys, head, number), limit)
-    for row in rows:
+    left = leave_block(queue, block_entry(keys, head, number), limit)
+    for row in left.rows:
         queue.place(row.id, row.state)
-    if head.blocks[number].taken + seen < head.blocks[number].count:
+    if head.blocks[number].taken + left.seen < head.blocks[number].count:
         work.expire(at_ms, EXPIRE_BLOCK, tenant, name)
-    return seen
+    return left
 
 
 def expire_chunk(work: Work, at_ms: int, tenant: str, chunk_id: bytes) -> None:
@@ -327,8 +351,9 @@ def expire_load(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
         work.deletes.append(key)
 
 
-def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int]) -> list[Leaving]:
-    """Writes the bodies of rows, and ends those that are too late or find their key taken."""
+def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int], *, revives: bool = True) -> list[Leaving]:
+    """Writes the bodies of rows, and ends those that are too late or find their key taken. `revives`: a dead letter
+    that has the key of a row is revived, if the row asks for it."""
     work, now_ms = queue.work, queue.work.now_ms
     bodies, prefix = work.bodies, queue.tenant.body
     keyed = bool(chunk.rows.stored.keys)
@@ -339,7 +364,9 @@ def _leave(queue: QueueWork, chunk: Chunk, number: int, rows: Sequence[int]) -> 
         bodies[prefix + task_id] = encode_body(body)
         if state.expires_ms and state.expired_unstarted(now_ms):
             queue.expire_unstarted(task_id, state)
-        elif keyed and not _takes_key(queue, task_id, state, body.key, chunk.options(row).on_duplicate, put_now):
+        elif keyed and not _takes_key(
+            queue, task_id, state, body.key, chunk.options(row).on_duplicate if revives else "return", put_now
+        ):
             queue.end(task_id, state, CANCELLED, Reason.DUPLICATE)
             queue.event(EventKind.CANCELLED, task_id, 0, detail=Detail(Reason.DUPLICATE))
         else:

@@ -146,14 +146,17 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
 
 def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> int:
     """Promotes the due rows of a block; returns how many it looked at."""
-    rows, seen = leave_block(queue, key, budget, queue.work.now_ms)
-    for row in rows:
+    # Who has a key is read: what was done before must be there.
+    queue.work.flush()
+    left = leave_block(queue, key, budget, queue.work.now_ms)
+    for row in left.rows:
         queue.limit(row.state, row.body)
         queue.to_ready(row.id, row.state)
         queue.expire_start(row.id, row.state)
         queue.event(EventKind.PROMOTED, row.id, 0)
-    tally.promoted += len(rows)
-    return seen
+    tally.promoted += len(left.rows)
+    tally.cancelled += left.ended
+    return left.seen
 
 
 def _settle_entry(queue: QueueWork, key: bytes, place: int, tally: Tally) -> None:
@@ -199,7 +202,10 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
         elif kind == EXPIRE_BLOCK:
             for name in split_ids(value):
                 if left > 0:
-                    left -= expire_block(work, at_ms, tenant, name, left) or 1
+                    rows = expire_block(work, at_ms, tenant, name, left)
+                    tally.cancelled += rows.ended
+                    left -= rows.seen or 1
+                    work.flush()
                 else:
                     work.expire(at_ms, EXPIRE_BLOCK, tenant, name)
         elif kind in _EXPIRE_IDS:

@@ -24,7 +24,7 @@ from dibs.stores.ordered.keys import (
     end_of,
     from_count,
     id_of,
-    is_block,
+    names_block,
     queue_keys,
     tenant_keys,
 )
@@ -232,7 +232,7 @@ def _by_place(
     start = prefix if after is None else after if turn is not None else after + b"\0"
     for key in _keys(txn, prefix, start):
         name = id_of(key)
-        if is_block(key):
+        if names_block(tenant, key):
             found = block_of(txn, tenant, key)
             # The block may have moved since: it is known by its name.
             first = turn + 1 if turn is not None and after is not None and id_of(after) == name else 0

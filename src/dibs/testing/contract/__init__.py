@@ -38,6 +38,11 @@ _TOPICS = (
     "journal",
     "limits",
     "listing",
+    "load_events",
+    "load_keys",
+    "load_rows",
+    "load_times",
+    "loads",
     "order",
     "queues",
     "reading",
@@ -73,6 +78,11 @@ from dibs.testing.contract.heartbeat import TestHeartbeat
 from dibs.testing.contract.journal import TestEvents
 from dibs.testing.contract.limits import TestCaps, TestChangedLimits, TestKeysInFlight, TestRates
 from dibs.testing.contract.listing import TestListing
+from dibs.testing.contract.load_events import TestLoadEvents
+from dibs.testing.contract.load_keys import TestLoadKeys
+from dibs.testing.contract.load_rows import TestCancelledRows, TestLoadRows, TestShownRows
+from dibs.testing.contract.load_times import TestLoadTimes
+from dibs.testing.contract.loads import TestCommit, TestLoadInput, TestLoadsOutlive, TestStage
 from dibs.testing.contract.order import TestOrder
 from dibs.testing.contract.queues import TestQueues
 from dibs.testing.contract.reading import TestReading, TestTrimming
@@ -91,12 +101,14 @@ __all__ = [
     "StoreHarness",
     "TestBadInput",
     "TestCancel",
+    "TestCancelledRows",
     "TestCaps",
     "TestChangedLimits",
     "TestClaim",
     "TestClaimId",
     "TestClocks",
     "TestClose",
+    "TestCommit",
     "TestDeadLetters",
     "TestDeadlines",
     "TestDedup",
@@ -112,6 +124,12 @@ __all__ = [
     "TestKeepNothing",
     "TestKeysInFlight",
     "TestListing",
+    "TestLoadEvents",
+    "TestLoadInput",
+    "TestLoadKeys",
+    "TestLoadRows",
+    "TestLoadTimes",
+    "TestLoadsOutlive",
     "TestNoTime",
     "TestOrder",
     "TestPurge",
@@ -123,6 +141,8 @@ __all__ = [
     "TestResults",
     "TestRetain",
     "TestSettle",
+    "TestShownRows",
+    "TestStage",
     "TestStats",
     "TestSweep",
     "TestTenants",

@@ -11,8 +11,10 @@ from dibs.errors import InvalidCursor
 from dibs.stores.protocol import Store
 from dibs.task import Filter, Kind, Place, Status
 from dibs.testing.contract.steps import (
+    COMMAND,
     TENANT,
     drain,
+    fail,
     list_all,
     look,
     put,
@@ -21,6 +23,7 @@ from dibs.testing.contract.steps import (
     put_many,
     settle,
     take,
+    take_many,
 )
 
 
@@ -119,6 +122,17 @@ class TestListing:
         assert sorted(task.id for task in await list_all(store, limit=limit)) == sorted(ids)
         in_a = await list_all(store, Filter(command="a", place=Place.READY), limit=limit)
         assert sorted(task.id for task in in_a) == sorted(ids[:40])
+
+    async def test_whatever_the_time_was(self, store: Store, clock: ManualClock) -> None:
+        """A task is listed at whatever millisecond it was put in, claimed or buried."""
+        for _ in range(256):
+            await put_many(store, 2)
+            await put(store, delay_s=3600)
+            await fail(store, (await take_many(store, 2, lease_s=3600))[0])
+            clock.advance(0.001)
+        for place in (Place.DELAYED, Place.LEASED, Place.DEAD):
+            assert len(await list_all(store, Filter(command=COMMAND, place=place), limit=1_000)) == 256
+        assert len((await store.replay(TENANT, Filter(command=COMMAND))).ids) == 256
 
     async def test_new_tasks_do_not_disturb_paging(self, store: Store) -> None:
         """What was there when the listing began, and stayed, is listed once although others come in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from dibs.clock import ManualClock
 from dibs.ids import new_id
+from dibs.stores.batches import row_ids
 from dibs.stores.protocol import Store
 from dibs.task import (
     Already,
+    Committed,
     Enqueued,
     ErrorInfo,
     Event,
@@ -29,6 +31,7 @@ from dibs.task import (
     Rejected,
     Settled,
     Settlement,
+    Staged,
     Status,
     Swept,
     Task,
@@ -36,6 +39,8 @@ from dibs.task import (
 
 TENANT = "default"
 COMMAND = "work"
+LOAD_SLOT = 7
+"""The slot of chunks that are made here; the tests of order keep their tasks in the same one."""
 BOOM = ErrorInfo("Boom", "it broke")
 SOON_S = 10.0
 """Far longer than any wake-up takes, far shorter than the waits of the tests."""
@@ -58,6 +63,34 @@ async def put_many(
     ids = [new_id() for _ in range(count)]
     outcomes = await store.enqueue(tenant, [NewTask(command=command, id=task_id, **options) for task_id in ids])
     assert outcomes == [Enqueued(task_id) for task_id in ids]
+    return ids
+
+
+def some_rows(count: int, command: str = COMMAND, **options: Any) -> list[NewTask]:
+    """Returns so many rows for a load; each tells its number by its payload."""
+    return [NewTask(command=command, payload=b"%d" % number, **options) for number in range(count)]
+
+
+async def stage(store: Store, rows: Sequence[NewTask], chunk_id: bytes | None = None, *, tenant: str = TENANT) -> bytes:
+    """Stages a chunk that must be new, and returns its id. Chunks made here are in one slot, and so are their rows
+    without a key: one shard, where order matters."""
+    chunk_id = chunk_id or in_slot(LOAD_SLOT)
+    assert await store.stage(tenant, chunk_id, rows) == Staged(len(rows))
+    return chunk_id
+
+
+async def commit(store: Store, *chunk_ids: bytes, tenant: str = TENANT) -> int:
+    """Commits a load of its own name, and returns how many rows it has."""
+    committed = await store.commit_load(tenant, new_id().hex(), 0, chunk_ids)
+    assert not committed.already
+    return committed.rows
+
+
+async def load(store: Store, *chunks: Sequence[NewTask], tenant: str = TENANT) -> list[bytes]:
+    """Stages the chunks and commits them as one load; returns the ids of all rows, in their order."""
+    staged = [await stage(store, rows, tenant=tenant) for rows in chunks]
+    ids = [row for chunk, rows in zip(staged, chunks, strict=True) for row in row_ids(tenant, chunk, rows)]
+    assert await store.commit_load(tenant, new_id().hex(), 0, staged) == Committed(len(ids))
     return ids
 
 

@@ -1,0 +1,353 @@
+"""``dibs enqueue --from``: a file of rows becomes tasks, all at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import click
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from dibs import checks
+from dibs import codec as codecs
+from dibs.checks import Limits
+from dibs.cli import shapes
+from dibs.cli.context import Session
+from dibs.cli.errors import Exit
+from dibs.cli.output import count_text, echo_json, note, plural, rows_progress
+from dibs.cli.rows import Bad, Block, Reader, Row, Source
+from dibs.errors import CodecError, InvalidInput, InvalidOption
+from dibs.settings import read_duration_s
+from dibs.stores.batches import batches
+from dibs.stores.loading import Ask, Load
+from dibs.stores.protocol import Store
+from dibs.task import BATCH_MAX, Committed, NewTask, Rows
+
+T = TypeVar("T")
+
+
+class Picks(Struct, frozen=True):
+    """Which fields of a row say how it is enqueued. The key is data too and stays in the payload; the others are taken
+    out of it."""
+
+    key: str | None = None
+    command: str | None = None
+    priority: str | None = None
+    delay: str | None = None
+    run_at: str | None = None
+
+
+class Wish(NamedTuple):
+    """What is asked for: what all tasks have in common, what comes from each row, and how to go about it."""
+
+    task: NewTask
+    picks: Picks
+    name: str | None
+    skip_bad: bool
+    quiet: bool
+
+
+def load_file(session: Session, source: Source, wish: Wish) -> int:
+    """Enqueues the rows of a file, all of them or none, and tells how many there were."""
+    if wish.task.codec not in ("json", "msgpack"):
+        raise click.UsageError("--from makes a payload of each row: --codec is json or msgpack.")
+    checks.check_new_task(session.tenant, replace(wish.task, command=wish.task.command or "any"), Limits())
+    if wish.name is not None:
+        checks.check_label("load", wish.name)
+    begin_s = time.perf_counter()
+    with ExitStack() as stack:
+        reader = source.open(stack)
+        aside = stack.enter_context(Aside(source, reader.unit, wish.skip_bad))
+        store, runner = stack.enter_context(session.steps(create=True))
+        tasks = Tasks(wish, session.tenant, store.limits)
+        load = Load(_asking(store), session.tenant, wish.name or _name_of(source, wish))
+
+        def stage(chunk: Rows) -> bool:
+            runner.run(load.stage(chunk))
+            return not load.already
+
+        try:
+            _read_all(reader, source.name, tasks, aside, stage)
+            source.check_unchanged()
+            done = runner.run(load.commit())
+        except BaseException:
+            runner.run(load.drop())
+            raise
+    return _tell(session, wish, load.name, done, aside, time.perf_counter() - begin_s)
+
+
+def _read_all(reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Callable[[Rows], bool]) -> None:
+    """Stages what becomes of the rows, chunk by chunk, unless the store knows them already."""
+    try:
+        with rows_progress(f"load {name}", reader.total) as advance:
+            for block in reader.blocks():
+                good = aside.sort_out(block, tasks.made_of(block.rows))
+                if not all(map(stage, tasks.chunks(good))):
+                    return
+                advance(block.size, len(block.rows))
+    except KeyboardInterrupt:
+        note("Interrupted: nothing was enqueued.")
+        raise
+
+
+def _asking(store: Store) -> Ask:
+    async def ask(question: Callable[[Store], Awaitable[T]]) -> T:
+        return await question(store)
+
+    return ask
+
+
+def _name_of(source: Source, wish: Wish) -> str | None:
+    """The same file, unchanged, and the same call have the same name; what comes through a pipe has none."""
+    identity = source.identity()
+    if identity is None:
+        return None
+    call = [identity, source.form, _said(wish.task), wish.picks]
+    return f"file-{blake2b(msgspec.json.encode(call), digest_size=16).hexdigest()}"
+
+
+def _said(task: NewTask) -> dict[str, Any]:
+    """What a task has that is not the default."""
+    usual = asdict(NewTask(command=""))
+    return {name: value for name, value in asdict(task).items() if value != usual[name]}
+
+
+def _tell(session: Session, wish: Wish, name: str, done: Committed, aside: Aside, seconds: float) -> int:
+    per_s = round(done.rows / seconds)
+    if wish.quiet:
+        pass
+    elif session.json:
+        shape: shapes.Json = {"load": name, "enqueued": done.rows, "already": done.already, "set_aside": aside.count}
+        echo_json(shape | {"set_aside_in": aside.file and str(aside.file), "seconds": seconds, "rows_per_s": per_s})
+    elif done.already:
+        again = "" if wish.name else " Under a name of its own, with --load, it is loaded again."
+        click.echo(f"Already loaded, nothing enqueued.{again}")
+    else:
+        click.echo(f"{plural(done.rows, 'task')} enqueued in {seconds:.1f} s ({count_text(per_s)} rows/s).")
+    if aside.count:
+        note(f"{plural(aside.count, aside.unit)} set aside in {aside.file}, with the reasons.")
+    return Exit.NEGATIVE if aside.count else Exit.OK
+
+
+# ------------------------------------------------------------------------------------------- what becomes of a row
+
+
+class Told(NamedTuple):
+    """A row that says more than its payload."""
+
+    payload: bytes
+    key: str | None
+    options: NewTask
+
+
+Made = bytes | Told
+"""What becomes of a row: a payload, where it says nothing else."""
+
+
+class Tasks:
+    """Makes tasks of rows."""
+
+    def __init__(self, wish: Wish, tenant: str, limits: Limits) -> None:
+        self._task = replace(wish.task, command=wish.task.command or "any")
+        self._needs_command = not wish.task.command
+        self._picks = wish.picks
+        self._takes_out = replace(wish.picks, key=None) != Picks()
+        self._picking = wish.picks != Picks()
+        self._tenant = tenant
+        self._limits = limits
+        self._options = lru_cache(maxsize=4 * BATCH_MAX)(self._made_options)
+
+    def made_of(self, rows: Sequence[Row]) -> Sequence[Made | Bad]:
+        """Returns what becomes of each row, or why it is no task."""
+        if self._task.codec == "json" and not self._picking:
+            texts = [row for row in rows if type(row) is bytes]
+            if len(texts) == len(rows) and self._are_good(texts):
+                return texts
+        return [self._one(row) for row in rows]
+
+    def chunks(self, made: Sequence[Made]) -> Iterator[Rows]:
+        """Yields chunks of a load of what was made of rows."""
+        if self._picking:
+            told = [one for one in made if isinstance(one, Told)]
+            return map(self._chunk, batches(told, {}, lambda one: len(one.payload)))
+        payloads = [one for one in made if isinstance(one, bytes)]
+        return (Rows([*some], [self._task]) for some in batches(payloads, {}, len))
+
+    def _chunk(self, told: Sequence[Told]) -> Rows:
+        options = {id(one.options): one.options for one in told}
+        numbers = {name: number for number, name in enumerate(options)}
+        kinds = [numbers[id(one.options)] for one in told] if len(options) > 1 else []
+        keys = [one.key for one in told] if self._picks.key is not None else []
+        return Rows([one.payload for one in told], [*options.values()], kinds, keys)
+
+    def _are_good(self, texts: Sequence[bytes]) -> bool:
+        """Whether all can be taken as they are: a quick look for the usual case."""
+        try:
+            deque(map(_decode_json, texts), maxlen=0)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+        return max(map(len, texts)) <= self._limits.payload_max_bytes
+
+    def _one(self, row: Row) -> Made | Bad:
+        if isinstance(row, Bad):
+            return row
+        try:
+            value = _value(row) if isinstance(row, bytes) else dict(row)
+            key, options = self._picked(value) if self._picking else (None, self._task)
+            # JSON that nothing was taken out of is kept as it is written.
+            whole = self._task.codec == "json" and not self._takes_out
+            payload = row if whole and isinstance(row, bytes) else codecs.encode(value, self._task.codec)
+            checks.check_payload(payload, self._limits)
+        except InvalidInput as error:
+            return Bad(error, row)
+        return Told(payload, key, options) if self._picking else payload
+
+    def _picked(self, value: Any) -> tuple[str | None, NewTask]:
+        """Returns the key and the options that a row has, and takes the options out of it."""
+        if not isinstance(value, dict):
+            raise CodecError("it is no object, so that no field can be taken from it")
+        picks, key = self._picks, None
+        if picks.key is not None:
+            key = key_of(value, picks.key)
+            checks.check_key(key)
+        if not self._takes_out:
+            return key, self._task
+        return key, self._options(
+            _option(value, picks.command, _text),
+            _option(value, picks.priority, _whole),
+            _option(value, picks.delay, _duration_s),
+            _option(value, picks.run_at, _time_ms),
+        )
+
+    def _made_options(
+        self, command: str | None, priority: int | None, delay_s: float | None, run_at_ms: int | None
+    ) -> NewTask:
+        if self._needs_command and command is None:
+            raise InvalidOption(f"it has no command under {self._picks.command!r}, and none is given for all")
+        named = {"command": command, "priority": priority, "delay_s": delay_s, "run_at_ms": run_at_ms}
+        task = replace(self._task, **{name: value for name, value in named.items() if value is not None})
+        checks.check_new_task(self._tenant, task, self._limits)
+        return task
+
+
+def _option(value: dict[str, Any], field: str | None, read: Callable[[str, object], T]) -> T | None:
+    found = None if field is None else value.pop(field, None)
+    return None if field is None or found is None else read(field, found)
+
+
+_decode_json = msgspec.json.Decoder().decode
+
+
+def _value(text: bytes) -> Any:
+    try:
+        return codecs.decode(text, "json")
+    except CodecError as error:
+        raise CodecError(f"not JSON ({str(error.__cause__ or error).rstrip('.')})") from error
+
+
+def key_of(value: Any, field: str) -> str:
+    """Returns the key that a payload has under a field."""
+    key = value.get(field) if isinstance(value, dict) else None
+    if key is None or isinstance(key, bool | dict | list | float):
+        raise CodecError(f"the payload has no text or whole number under {field!r} to be its key")
+    return str(key)
+
+
+def _text(field: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise InvalidOption(f"{field} is {value!r}: use a text")
+
+
+def _whole(field: str, value: object) -> int:
+    try:
+        return value if isinstance(value, int) else int(str(value))
+    except ValueError:
+        raise InvalidOption(f"{field} is {value!r}: use a whole number") from None
+
+
+def _duration_s(field: str, value: object) -> float:
+    try:
+        return read_duration_s(value)
+    except ValueError as error:
+        raise InvalidOption(f"{field} is {value!r}: {error}") from None
+
+
+def _time_ms(field: str, value: object) -> int:
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    except ValueError:
+        raise InvalidOption(f"{field} is {value!r}: use a time such as 2030-01-31T08:00:00Z") from None
+    if at.tzinfo is None:
+        raise InvalidOption(f"{field} is {value!r}: say which time zone, with Z for UTC or an offset such as +02:00")
+    return round(at.timestamp() * 1000)
+
+
+# ------------------------------------------------------------------------------------------------------- bad rows
+
+
+class Aside:
+    """Where bad rows go: with `skip`, into a file beside the source; without, the first one ends the load."""
+
+    def __init__(self, source: Source, unit: str, skip: bool) -> None:
+        self._source = source
+        self._skip = skip
+        self._stream: BinaryIO | None = None
+        self.unit = unit
+        self.count = 0
+        self.file: Path | None = None
+
+    def sort_out(self, block: Block, made: Sequence[Made | Bad]) -> list[Made]:
+        """Returns those that became something."""
+        good = [one for one in made if not isinstance(one, Bad)]
+        if len(good) < len(made):
+            for number, one in zip(block.numbers, made, strict=True):
+                if isinstance(one, Bad):
+                    self._put(number, one)
+        return good
+
+    def _put(self, number: int, bad: Bad) -> None:
+        if not self._skip:
+            raise type(bad.error)(
+                f"{self._source.name}, {self.unit} {number}: {bad.error}\n"
+                "Nothing was enqueued. --skip-bad sets such rows aside and loads the others."
+            )
+        self.count += 1
+        self._opened().write(msgspec.json.encode({self.unit: number, "error": str(bad.error), "row": _shown(bad.row)}))
+        self._opened().write(b"\n")
+
+    def _opened(self) -> BinaryIO:
+        if self._stream is None:
+            self.file = Path(f"{self._source.name}.bad.jsonl")
+            try:
+                self._stream = self.file.open("wb")
+            except OSError as error:
+                raise click.UsageError(f"{self.file} cannot be written: {error.strerror}.") from error
+        return self._stream
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _shown(row: Any) -> Any:
+    """A row as it can be written, whatever is wrong with it."""
+    if isinstance(row, bytes):
+        return row.decode(errors="backslashreplace")
+    try:
+        msgspec.json.encode(row)
+    except (TypeError, ValueError, RecursionError):
+        return ascii(row)
+    return row
