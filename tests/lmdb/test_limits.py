@@ -24,6 +24,8 @@ from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.protocol import ALL_TENANTS
 from dibs.task import ALL_COMMANDS, KeyLimit, Kind, Lease, NewTask, QueueConfig, QueueLimits, Settlement
 from dibs.testing.contract.steps import COMMAND, TENANT, complete, put, put_many, retry, take
+from tests.lmdb.processes import Children
+from tests.lmdb.test_processes import listening
 from tests.lmdb.test_scale import RELAXED, Counting
 
 ONE_AT_A_TIME = QueueConfig(limits=QueueLimits(per_key=KeyLimit(in_flight=1)))
@@ -280,22 +282,37 @@ async def test_fair_claims_from_loads(store: OrderedStore) -> None:
     assert Counter(lease.tenant for lease in leases) == {TENANT: 20, "quiet": 20}
 
 
-async def test_room_is_heard_by_another_process(directory: Path) -> None:
-    """A cap's room, made by one client, wakes the claim that waits in another loop."""
-    async with await open_store(str(directory), settings=RELAXED) as store:
-        await store.configure(TENANT, ALL_COMMANDS, QueueConfig(limits=QueueLimits(in_flight=1)))
-        await put(store, "a")
-        await put(store, "b")
-        lease = await take(store, "a")
+WAIT_FOR_ROOM = """
+waiting.FALLBACK_LOOK_S = 60
+async def main():
+    store = await open_store(URL)
+    leases = await store.claim(ARGS[0], ["b"], wait_s=30)
+    tell(payloads=[lease.payload.decode() for lease in leases])
+    await store.close()
+asyncio.run(main())
+"""
 
-        def wait() -> int:
-            async def main() -> int:
-                async with await open_store(str(directory), settings=RELAXED) as other:
-                    return len(await other.claim(TENANT, ["b"], wait_s=20))
 
-            return asyncio.run(main())
-
-        waits = asyncio.create_task(asyncio.to_thread(wait))
-        await asyncio.sleep(0.3)
+@pytest.mark.parametrize("whose", [TENANT, ALL_TENANTS])
+@pytest.mark.parametrize(
+    ("configured", "config", "ends"),
+    [
+        (ALL_COMMANDS, QueueConfig(limits=QueueLimits(in_flight=1)), "a"),
+        ("b", QueueConfig(limits=QueueLimits(in_flight=1)), "b"),
+        ("b", ONE_AT_A_TIME, "b"),
+    ],
+    ids=["the tenant's cap", "the queue's cap", "the key's limit"],
+)
+async def test_room_is_heard_by_another_process(
+    directory: Path, children: Children, whose: str, configured: str, config: QueueConfig, ends: str
+) -> None:
+    """A lease that ends here wakes the claim that waits there for room, and never looks by itself."""
+    async with await open_store(str(directory)) as store:
+        await store.configure(TENANT, configured, config)
+        await put(store, ends, limit_key="k")
+        await put(store, "b", payload=b"next", limit_key="k")
+        lease = await take(store, ends)
+        child = children.start(WAIT_FOR_ROOM, directory, whose)
+        await listening(directory)
         await complete(store, lease)
-        assert await waits == 1
+        assert await asyncio.to_thread(child.finish) == {"payloads": ["next"]}
