@@ -34,7 +34,8 @@
             ├── ForeignDirectory   the directory holds something else; name another
             ├── NewerFormat        upgrade dibs; an older one must not touch these files
             ├── ModeMismatch       open it with the durability it was made with
-            └── NetworkFileSystem  put the directory on a local disk
+            ├── NetworkFileSystem  put the directory on a local disk
+            └── ShardMismatch      name the shards of one set, all of them, in their order
 
 Each class has a ``code``: what travels in a :class:`~dibs.task.Rejected` and on the wire. :func:`error_from_code` is
 the way back, so that one table serves every boundary.
@@ -251,6 +252,12 @@ class NetworkFileSystem(StoreRefused):
     """Locks and memory maps do not hold over a network file system. Use a local disk."""
 
     code = "network_file_system"
+
+
+class ShardMismatch(StoreRefused):
+    """The stores that are named are not the shards of one set, all of them, in their order. Name those."""
+
+    code = "shard_mismatch"
 
 
 def all_errors(root: type[DibsError] = DibsError) -> Iterator[type[DibsError]]:

@@ -240,6 +240,33 @@ class Committed(Struct, frozen=True, gc=False):
     already: bool = False
 
 
+class StagedPart(Struct, frozen=True, gc=False):
+    """What one store holds of a chunk that waits for its commit."""
+
+    rows: int
+    parts: list[int] = []
+    """The shards that hold the others."""
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What a load over several shards commits in which of them. It is kept before any of that is done, so that whoever
+    finds it can finish it."""
+
+    tenant: str
+    name: str
+    seq: int
+    chunk_ids: list[list[bytes]]
+    """By shard."""
+    forget_s: float | None = None
+
+
+class LoadState(Struct, frozen=True):
+    """How far the commits of a name have come (-1: there was none), and what is decided and may not be done yet."""
+
+    seq: int = -1
+    pending: Decision | None = None
+
+
 # ------------------------------------------------------------------------------------------------------------ claim
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -363,6 +365,36 @@ def test_a_map_in_slices(app: Dibs, work: TaskFunction[[int], int]) -> None:
         enqueued += len(work.map(itertools.islice(endless, 500)))
         assert app.run(in_the_store(app)) == enqueued
     assert next(endless) == 1500
+
+
+KILLED = """
+import os, signal, sys
+from dibs import Dibs
+
+app = Dibs(sys.argv[1])
+
+def double(value: int) -> int:
+    return value * 2
+
+def values():
+    for value in range(8_000):
+        if value == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield value
+
+print(len(app.task(name="work")(double).options(load="import").map(values())))
+"""
+
+
+def test_a_killed_map_leaves_nothing(tmp_path: Any) -> None:
+    """kill -9 in the middle enqueues nothing; the same map again, under its name, enqueues each once."""
+    results = []
+    for killed_at in (5_000, -1, -1):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(killed_at)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        with Dibs(tmp_path / "store") as app:
+            results.append((done.returncode, done.stdout.strip(), app.run(in_the_store(app))))
+    assert results == [(-9, "", 0), (0, "8000", 8_000), (0, "8000", 8_000)]
 
 
 # --------------------------------------------------------------------------------------------------------- named loads

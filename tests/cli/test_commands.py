@@ -12,6 +12,7 @@ import pytest
 from dibs.cli import COMMANDS, run
 from dibs.stores import open_store
 from dibs.stores.ordered.keys import queue_keys
+from dibs.stores.ordered.store import OrderedStore
 from tests.cli.conftest import LONG, Filled
 
 TASK_FIELDS = [
@@ -346,6 +347,7 @@ class TestStore:
 
         async def damage() -> None:
             async with await open_store("./dibs-data") as store:
+                assert isinstance(store, OrderedStore)
                 lane = store._engine.lane()
                 await lane.transact(lambda txn: txn.add(queue_keys("default", "report").counters[0], 5))
 

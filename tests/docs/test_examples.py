@@ -191,6 +191,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_bulk_load_example_runs() -> None:
+    """What breaks leaves nothing, and a name is loaded once."""
+    command = [sys.executable, "-W", "error", "examples/bulk_load.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nothing is enqueued: line 70000 cannot be read" in done.stdout
+    assert done.stdout.count("100,000 are ready") == 2
+
+
 def test_the_bare_store_example_runs() -> None:
     """The example of the verbs beneath the app runs by itself."""
     command = [sys.executable, "-W", "error", "examples/bare_store.py"]

@@ -33,6 +33,7 @@ def directory(tmp_path: Path) -> Path:
 async def store(directory: Path, clock: ManualClock) -> AsyncIterator[OrderedStore]:
     """A new store."""
     opened = await open_store(str(directory), clock=clock)
+    assert isinstance(opened, OrderedStore)
     yield opened
     await opened.close()
 

@@ -25,7 +25,9 @@ class Child:
 
     def __init__(self, script: str, *arguments: object) -> None:
         command = [sys.executable, "-c", HEAD + script, *(str(argument) for argument in arguments)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def told(self) -> Any:
         """The next thing it tells."""
@@ -34,6 +36,12 @@ class Child:
         if not line:
             raise AssertionError(f"the process ended: {self.process.communicate()[1]}")
         return json.loads(line)
+
+    def go(self) -> None:
+        """Lets it go on that waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def finish(self) -> Any:
         """Waits for its end, which must be a good one, and returns the last thing it told."""
@@ -64,6 +72,6 @@ class Children:
         for child in self._started:
             if child.process.poll() is None:
                 child.kill()
-            for stream in (child.process.stdout, child.process.stderr):
+            for stream in (child.process.stdin, child.process.stdout, child.process.stderr):
                 if stream is not None:
                     stream.close()

@@ -36,6 +36,7 @@ async def small(directory: Path, clock: ManualClock) -> AsyncIterator[OrderedSto
     """A store with room for a few hundred tasks."""
     settings = Settings(max_bytes=MAX_BYTES, disk_reserve_bytes=0)
     opened = await open_store(str(directory), clock=clock, settings=settings)
+    assert isinstance(opened, OrderedStore)
     yield opened
     await opened.close()
 

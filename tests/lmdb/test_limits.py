@@ -79,6 +79,7 @@ async def costs(store: OrderedStore) -> dict[str, int]:
 async def test_parked_tasks_cost_the_others_nothing(directory: Path, clock: ManualClock) -> None:
     """Beside 50,000 parked tasks of one key, a task of another key asks exactly as much of the engine as beside one."""
     async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        assert isinstance(store, OrderedStore)
         await store.configure(TENANT, COMMAND, ONE_AT_A_TIME)
         await put_many(store, 2, limit_key="noisy")
         held = await take(store, lease_s=3600)

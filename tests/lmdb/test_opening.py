@@ -49,6 +49,8 @@ async def test_one_engine_per_process(directory: Path) -> None:
     first = await open_store(str(directory))
     link.symlink_to(directory)
     second = await open_store(f"lmdb:{link}")
+    assert isinstance(first, OrderedStore)
+    assert isinstance(second, OrderedStore)
     assert first._engine is second._engine
     task_id = await put(first)
     await first.close()
@@ -58,6 +60,7 @@ async def test_one_engine_per_process(directory: Path) -> None:
     assert (await take(second)).id == task_id
     await second.close()
     async with await open_store(str(directory)) as third:
+        assert isinstance(third, OrderedStore)
         assert third._engine is not first._engine
         assert (await look(third, task_id)).id == task_id
 
@@ -130,6 +133,7 @@ async def test_rubbish_is_refused(directory: Path, content: bytes) -> None:
 async def test_a_newer_format_is_refused(directory: Path) -> None:
     """A store of a newer dibs is not touched, however often one tries."""
     async with await open_store(str(directory)) as store:
+        assert isinstance(store, OrderedStore)
         await store._engine.lane().transact(lambda txn: txn.put(META_FORMAT, ms8(FORMAT + 1)))
     for _ in range(2):
         with pytest.raises(NewerFormat):
@@ -234,7 +238,7 @@ async def test_a_relative_directory_stays_where_it_is(
 ) -> None:
     """A store opened by a relative path does not move with the working directory."""
     monkeypatch.chdir(tmp_path)
-    store: OrderedStore = await open_store("here", clock=clock)
+    store = await open_store("here", clock=clock)
     monkeypatch.chdir("/")
     await put(store)
     assert (await store.stats(TENANT)).total.ready == 1

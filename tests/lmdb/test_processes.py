@@ -10,9 +10,10 @@ import pytest
 
 from dibs.ids import id_from_text
 from dibs.stores import open_store
+from dibs.stores.batches import row_ids
 from dibs.stores.ordered.lmdb import LmdbEngine
 from dibs.stores.ordered.store import OrderedStore
-from dibs.task import Status
+from dibs.task import Committed, NewTask, Status
 from dibs.testing.contract.steps import TENANT, assert_counts, complete, list_all, look, put, put_many, take
 from tests.lmdb.processes import Child, Children
 
@@ -121,6 +122,63 @@ async def test_each_of_several_waiting_processes_gets_its_task(directory: Path, 
         ids = [await put(store) for _ in range(3)]
         told = [await asyncio.to_thread(child.finish) for child in waiting]
         assert sorted(task_id for each in told for task_id in each["ids"]) == sorted(one.hex() for one in ids)
+
+
+STAGE = """
+async def main():
+    async with await open_store(URL) as store:
+        chunks = [new_id() for _ in range(8)]
+        rows = [NewTask(command="work", payload=b"%d" % n) for n in range(100)]
+        await asyncio.gather(*(store.stage("default", chunk, rows) for chunk in chunks))
+        tell(chunks=[chunk.hex() for chunk in chunks])
+asyncio.run(main())
+"""
+
+
+async def test_ten_stagers_and_one_commit(directory: Path, children: Children) -> None:
+    """What ten processes stage at once is seen as far as the commit names it; claims that wait in other processes are
+    woken by it, and workers share the rows."""
+    async with await open_store(str(directory)) as store:
+        stagers = [children.start(STAGE, directory) for _ in range(10)]
+        told = [await asyncio.to_thread(stager.finish) for stager in stagers]
+        chunks = [[bytes.fromhex(one) for one in each["chunks"]] for each in told]
+        assert await list_all(store) == []
+        named = [chunk for own in chunks for chunk in own[::2]]
+        waiting = [children.start(WAIT_FOR_A_TASK, directory) for _ in range(2)]
+        await listening(directory, 2)
+        assert await store.commit_load(TENANT, "load", 0, named) == Committed(4_000)
+        first = [(await asyncio.to_thread(child.finish))["ids"] for child in waiting]
+        assert [len(ids) for ids in first] == [1, 1]
+        workers = [children.start(WORK, directory) for _ in range(2)]
+        done = [(await asyncio.to_thread(worker.finish))["done"] for worker in workers]
+        assert sum(done) == 3_998
+        rows = [NewTask(command="work")] * 100
+        expected = {task_id for chunk in named for task_id in row_ids(TENANT, chunk, rows)}
+        assert {task.id for task in await list_all(store, limit=1_000)} == expected
+        assert await store.drop(TENANT, [chunk for own in chunks for chunk in own]) == 40
+        await assert_counts(store)
+        assert (await store.doctor()).clean
+
+
+STAGE_AND_DIE = """
+async def main():
+    store = await open_store(URL)
+    chunk = new_id()
+    await store.stage("default", chunk, [NewTask(command="work") for _ in range(10)])
+    tell(chunk=chunk.hex())
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_a_stager_that_was_killed(directory: Path, children: Children) -> None:
+    """What it had staged can be committed by another process."""
+    async with await open_store(str(directory)) as store:
+        child = children.start(STAGE_AND_DIE, directory)
+        chunk = bytes.fromhex((await asyncio.to_thread(child.told))["chunk"])
+        child.kill()
+        assert await store.commit_load(TENANT, "load", 0, [chunk]) == Committed(10)
+        assert len(await store.claim(TENANT, ["work"], limit=100)) == 10
 
 
 async def test_the_sockets_of_the_dead_are_removed(store: OrderedStore, directory: Path, children: Children) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from dibs.clock import ManualClock
 from dibs.ids import new_id
 from dibs.settings import Settings
 from dibs.stores import open_store
+from dibs.stores.ordered import engine
 from dibs.stores.ordered.claim import ready_in_ms
+from dibs.stores.ordered.engine import ReadTxn
+from dibs.stores.ordered.keys import end_of, tenant_keys
 from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.ordered.sweep import TRIM_ENTRIES_MAX, anything_due, sweep
 from dibs.task import Enqueued, NewTask
@@ -83,6 +87,7 @@ async def test_the_sweep_does_not_visit_idle_queues(directory: Path, clock: Manu
     """With 100,000 queues that have nothing due, a sweep with nothing to do, and one with ten tasks to promote, ask
     exactly as much of the engine as without them."""
     async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        assert isinstance(store, OrderedStore)
 
         async def measure() -> list[dict[str, int]]:
             await put_many(store, 10, delay_s=5)
@@ -108,3 +113,116 @@ async def test_the_sweep_does_not_visit_idle_queues(directory: Path, clock: Manu
         beside = await measure()
         print(f"alone {alone}, beside 100,000 idle queues {beside}")
         assert beside == alone
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What each call, from now on, asks of the engine."""
+    counts: list[int] = []
+    run = engine._run_joined
+
+    def counting(txn: Any, calls: Any) -> None:
+        wrapped = Counting(txn)
+        run(wrapped, calls)
+        counts.append(wrapped.count)
+
+    monkeypatch.setattr(engine, "_run_joined", counting)
+    return counts
+
+
+async def cost(counted: list[int], call: Awaitable[object]) -> int:
+    """What one call asked of the engine."""
+    counted.clear()
+    await call
+    [count] = counted
+    return count
+
+
+def many_rows(count: int) -> list[NewTask]:
+    """Rows of two commands and two priorities, some delayed, some with a key and a deadline."""
+    return [
+        NewTask(
+            command="ab"[n % 2],
+            priority=n % 4 // 2,
+            delay_s=60.0 * (n % 8 == 7),
+            key=f"k{n}" if n % 3 == 0 else None,
+            expires_s=3600.0,
+        )
+        for n in range(count)
+    ]
+
+
+async def test_a_commit_costs_the_same_however_many_rows(
+    directory: Path, clock: ManualClock, counted: list[int]
+) -> None:
+    """What staging and committing ask of the engine depends on chunks and their blocks, not on rows."""
+    async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        costs = []
+        for count in (16, 100, 1_000):
+            chunks = [new_id() for _ in range(5)]
+            staged = [await cost(counted, store.stage(TENANT, chunk, many_rows(count))) for chunk in chunks]
+            committed = await cost(counted, store.commit_load(TENANT, f"load {count}", 0, chunks))
+            costs.append((*staged, committed))
+        print(f"stage five chunks, commit them: {costs}")
+        assert len(set(costs)) == 1
+        assert (await store.stats(TENANT)).total.ready + (await store.stats(TENANT)).total.delayed == 5 * 1_116
+
+
+async def test_a_claim_from_a_load_costs_what_it_takes(directory: Path, clock: ManualClock, counted: list[int]) -> None:
+    """A claim of one, or of a hundred, asks as much of the engine with 200,000 rows waiting as with few, at the
+    beginning of a chunk as in its middle."""
+    async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        limits = (1, 100, 1, 100, 7)
+
+        async def measure() -> list[int]:
+            return [await cost(counted, store.claim(TENANT, ["work"], limit=limit)) for limit in limits]
+
+        row = [NewTask(command="work", payload=b"x")]
+        chunk = new_id()
+        await store.stage(TENANT, chunk, row * 1_000)
+        await store.commit_load(TENANT, "small", 0, [chunk])
+        few = await measure()
+        chunks = [new_id() for _ in range(200)]
+        for one in chunks:
+            await store.stage(TENANT, one, row * 1_000)
+        await store.commit_load(TENANT, "large", 0, chunks)
+        many = await measure()
+        print(f"claims of {limits} from one chunk {few}, from 200 chunks {many}")
+        # A claim looks at as many entries as it wants tasks: here each is a block, of which the first is enough.
+        for limit, cost_of_few, cost_of_many in zip(limits, few, many, strict=True):
+            assert cost_of_few <= 20 + 4 * limit
+            assert cost_of_many <= cost_of_few + limit
+
+
+async def test_rows_that_left_leave_nothing_of_their_chunk(directory: Path, clock: ManualClock) -> None:
+    """Once all rows are out, dropped or expired, no record of the chunk is left."""
+    async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        assert isinstance(store, OrderedStore)
+        read = store._engine.read
+
+        def records() -> int:
+            keys = tenant_keys(TENANT)
+
+            def count(txn: ReadTxn) -> int:
+                return sum(len(txn.scan_keys(prefix, end_of(prefix), 1_000)) for prefix in (keys.chunk, keys.head))
+
+            return read(count)
+
+        chunks = [new_id() for _ in range(4)]
+        for chunk in chunks:
+            await store.stage(TENANT, chunk, many_rows(40))
+        assert records() == 8
+        await store.drop(TENANT, chunks[:1])
+        assert records() == 6
+        await store.commit_load(TENANT, "load", 0, chunks[1:3])
+        while await store.claim(TENANT, ["a", "b"], limit=7):
+            pass
+        assert records() == 6
+        clock.advance(60)
+        while await store.claim(TENANT, ["a", "b"], limit=7):
+            pass
+        assert records() == 2
+        clock.advance(86_400)
+        while (await store.sweep()).more:
+            pass
+        assert records() == 0

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from dibs.clock import Clock
 from dibs.settings import Settings
 from dibs.stores import open_store
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.testing.simulation import StoreMachine
 
 #: A failure is made small, for up to five minutes, before it is told.
@@ -25,7 +25,7 @@ class OrderedMachine(StoreMachine):
 
     async def check_at_the_end(self) -> None:
         """No record disagrees with another."""
-        assert isinstance(self.store, OrderedStore)
+        assert isinstance(self.store, LocalStore)
         report = await self.store.doctor()
         assert report.clean, report.problems
         assert report.tasks == len(self.model.tasks)
@@ -43,7 +43,7 @@ def check_lmdb(directory: Path, profile: settings) -> None:
     """Runs the machine on LMDB, each time in a new directory, closed and opened again now and then."""
     numbers = itertools.count()
 
-    def opener() -> Callable[[Clock], Awaitable[OrderedStore]]:
+    def opener() -> Callable[[Clock], Awaitable[LocalStore]]:
         url = f"lmdb:{directory / str(next(numbers))}"
         return lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed"))
 
@@ -51,6 +51,24 @@ def check_lmdb(directory: Path, profile: settings) -> None:
         lambda: OrderedMachine(opener(), reopens=True, in_turn=True),  # type: ignore[arg-type]
         settings=profile,
     )
+
+
+def check_shards(where: str, profile: settings) -> None:
+    """Runs the machine on two and on four shards; `where` says of what, and has room for a number of its own."""
+    numbers = itertools.count()
+
+    def machine() -> OrderedMachine:
+        number = next(numbers)
+        count = 2 + 2 * (number % 2)
+        url = f"shards:{where.format(number)}?n={count}"
+        return OrderedMachine(
+            lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed")),
+            reopens=not where.startswith("memory:"),
+            shard_of=lambda task_id: task_id[-1] % count,
+            limits=False,
+        )
+
+    run_state_machine_as_test(machine, settings=profile)  # type: ignore[arg-type]
 
 
 def histories(examples: int, steps: int, *, anew: bool = False) -> settings:
@@ -77,6 +95,26 @@ def test_memory_is_as_the_model() -> None:
 def test_lmdb_is_as_the_model(tmp_path: Path) -> None:
     """The same on LMDB, where nothing is forgotten or invented by closing and opening."""
     check_lmdb(tmp_path, histories(150, steps=40))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_shards_in_memory_are_as_the_model() -> None:
+    """Several stores as one answer and stand as the rules say, with the order of each shard."""
+    check_shards("memory:", histories(150, steps=40))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_shards_of_lmdb_are_as_the_model(tmp_path: Path) -> None:
+    """The same on LMDB, closed and opened again now and then."""
+    check_shards(f"{tmp_path}/{{}}", histories(40, steps=40))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_shards_are_as_the_model_for_long(tmp_path: Path) -> None:
+    """Far more and far longer histories on shards, new ones in every run."""
+    check_shards("memory:", histories(2_000, steps=120, anew=True))
+    check_shards(f"{tmp_path}/{{}}", histories(300, steps=120, anew=True))
 
 
 @pytest.mark.soak

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from dibs.errors import InvalidInput
+from dibs.checks import CHUNK_MAX_BYTES, Limits, check_load, check_rows
+from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
 from dibs.stores import open_store
+from dibs.stores.batches import rows_of
 from dibs.task import (
+    BATCH_MAX,
+    CHUNKS_MAX,
     ErrorInfo,
     Heartbeat,
     Kind,
@@ -167,3 +171,82 @@ async def test_a_worker_of_wrong_types_is_refused(info: WorkerInfo) -> None:
         with pytest.raises(InvalidInput):
             await store.register("t", info, 60)
         assert [worker.name for worker in await store.workers("t")] == ["good"]
+
+
+def rows(*sizes: int, **options: Any) -> list[NewTask]:
+    """Returns a row of each size."""
+    return [NewTask(command="c", payload=b"x" * size, **options) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        rows(0),
+        rows(*[0] * BATCH_MAX),
+        rows(CHUNK_MAX_BYTES // 2, CHUNK_MAX_BYTES // 2),
+        rows(CHUNK_MAX_BYTES),
+        rows(1, 1, key="k"),
+    ],
+    ids=["one", "most", "as large as allowed", "one that large", "one key twice"],
+)
+def test_a_good_chunk(chunk: list[NewTask]) -> None:
+    """Up to 1,000 rows and 1 MiB; that a key comes twice is not for the check to decide."""
+    check_rows("t", rows_of(chunk), Limits())
+
+
+@pytest.mark.parametrize(
+    ("chunk", "error", "told"),
+    [
+        ([], InvalidOption, "number of rows"),
+        (rows(*[0] * (BATCH_MAX + 1)), InvalidOption, "number of rows"),
+        (rows(CHUNK_MAX_BYTES // 2, CHUNK_MAX_BYTES // 2 + 1), PayloadTooLarge, "stage fewer rows"),
+        (rows(0, CHUNK_MAX_BYTES + 1), PayloadTooLarge, "^row 1: "),
+        ([*rows(0, 0), *rows(0, priority=10)], InvalidOption, "^row 2: "),
+        (rows(0, id=b"x" * 16), InvalidOption, "^row 0: .*chunk"),
+        (rows(0, id=b"short"), InvalidInput, "^row 0: "),
+        ([*rows(0), NewTask(command="a b")], InvalidName, "^row 1: "),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_bad_chunk(chunk: Any, error: type[InvalidInput], told: str) -> None:
+    """The error is of the kind that the bad row would have by itself, and names the row."""
+    with pytest.raises(error, match=told):
+        check_rows("t", rows_of(chunk), Limits())
+
+
+def test_a_row_may_be_as_large_as_the_store_allows() -> None:
+    """A limit above a chunk's own lets one row be larger, alone in its chunk."""
+    limits = Limits(payload_max_bytes=2 * CHUNK_MAX_BYTES)
+    check_rows("t", rows_of(rows(2 * CHUNK_MAX_BYTES)), limits)
+    with pytest.raises(PayloadTooLarge):
+        check_rows("t", rows_of(rows(2 * CHUNK_MAX_BYTES, 1)), limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "chunk_ids"),
+    [
+        ("", 0, []),
+        ("n" * 129, 0, []),
+        ("a\nb", 0, []),
+        (None, 0, []),
+        ("n", -1, []),
+        ("n", 1 << 62, []),
+        ("n", True, []),
+        ("n", 0.0, []),
+        ("n", 0, [b"short"]),
+        ("n", 0, ["x" * 16]),
+        ("n", 0, [b"x" * 16, b"x" * 16]),
+        ("n", 0, [b"%016d" % number for number in range(CHUNKS_MAX + 1)]),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_bad_commit(name: Any, seq: Any, chunk_ids: Any) -> None:
+    """A commit needs a name, a number and distinct chunks, not too many."""
+    with pytest.raises(InvalidInput):
+        check_load(name, seq, chunk_ids)
+
+
+def test_a_good_commit() -> None:
+    """The largest number and as many chunks as are allowed."""
+    check_load("n" * 128, (1 << 62) - 1, [b"%016d" % number for number in range(CHUNKS_MAX)])
+    check_load("nightly: 2026/11/15", 0, [])

@@ -18,8 +18,11 @@ from dibs.ids import (
     key_digest,
     new_id,
     new_ids,
+    row_id,
     slot_of,
 )
+from dibs.stores.batches import row_ids
+from dibs.task import NewTask
 
 
 def test_an_id_is_a_uuid_of_version_7() -> None:
@@ -65,6 +68,45 @@ def test_digests_do_not_run_together() -> None:
     """What belongs to the tenant, the command and the key is told apart, wherever the border is."""
     parts = [("a", "b", "c"), ("ab", "", "c"), ("", "ab", "c"), ("a", "bc", ""), ("abc", "", ""), ("", "", "abc")]
     assert len({key_digest(*part) for part in parts}) == len(parts)
+
+
+def test_an_id_of_a_row_is_that_of_its_chunk_with_a_number() -> None:
+    """It begins as its chunk's id does, and says which row it is and in which slot."""
+    chunk = new_id()
+    ids = [row_id(chunk, number, slot) for number in (0, 1, 255, 256, 999) for slot in (0, 7, 255)]
+    assert len(set(ids)) == len(ids)
+    assert ids == sorted(ids)
+    assert {minted[:CHUNK_BYTES] for minted in ids} == {chunk[:CHUNK_BYTES]}
+    assert {len(minted) for minted in ids} == {16}
+    assert [slot_of(minted) for minted in ids[:3]] == [0, 7, 255]
+    assert int.from_bytes(ids[-1][CHUNK_BYTES:-1], "big") == 999
+
+
+def test_ids_of_rows_are_uuids_too() -> None:
+    """People and other programs read them as they do any id."""
+    for number in (0, 999):
+        minted = row_id(new_id(), number, 255)
+        assert (uuid.UUID(bytes=minted).version, uuid.UUID(bytes=minted).variant) == (7, uuid.RFC_4122)
+
+
+@given(
+    chunk=st.binary(min_size=16, max_size=16),
+    keys=st.lists(st.none() | st.text(min_size=1, max_size=20), min_size=1, max_size=30),
+)
+def test_rows_are_in_the_slot_of_their_key_or_of_their_chunk(chunk: bytes, keys: list[str | None]) -> None:
+    """Rows without a key are all in the slot of the chunk; the ids are the same whenever they are asked for."""
+    rows = [NewTask(command="work", key=key) for key in keys]
+    ids = row_ids("acme", chunk, rows)
+    assert len(set(ids)) == len(rows)
+    assert ids == row_ids("acme", chunk, rows)
+    for key, minted in zip(keys, ids, strict=True):
+        assert slot_of(minted) == slot_of(chunk if key is None else key_digest("acme", "work", key))
+
+
+def test_no_two_chunks_share_a_row() -> None:
+    """Chunk ids that `new_id` minted have rows of their own, also when they are minted together."""
+    names = [minted[:CHUNK_BYTES] for minted in (*new_ids(20_000), *(new_id() for _ in range(20_000)))]
+    assert len(set(names)) == len(names)
 
 
 @given(data=st.binary(min_size=16, max_size=16))

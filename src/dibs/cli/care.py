@@ -105,7 +105,7 @@ def restore(session: Session, /, backup: Path, directory: Path) -> int:
 
 
 def _copied(session: Session, directory: Path) -> int:
-    size_bytes = (directory / "data.mdb").stat().st_size
+    size_bytes = sum(path.stat().st_size for path in directory.rglob("data.mdb"))
     if session.json:
         echo_json({"directory": str(directory.absolute()), "bytes": size_bytes})
     else:

@@ -19,7 +19,7 @@ from dibs.stores import open_store
 from dibs.stores.protocol import ALL_TENANTS
 
 if TYPE_CHECKING:
-    from dibs.stores.ordered.store import OrderedStore
+    from dibs.stores.local import LocalStore
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Session:
         """The tenant that is meant, or `*`."""
         return ALL_TENANTS if self.flags.get("tenant") == ALL_TENANTS else self.settings.tenant
 
-    def run(self, work: Callable[[OrderedStore], Awaitable[T]], *, create: bool = False) -> T:
+    def run(self, work: Callable[[LocalStore], Awaitable[T]], *, create: bool = False) -> T:
         """Opens the store, does the work and closes it. Only with `create` is a store made that does not exist."""
 
         async def opened() -> T:
@@ -58,7 +58,7 @@ class Session:
         return asyncio.run(opened())
 
     @contextlib.contextmanager
-    def steps(self, *, create: bool = False) -> Iterator[tuple[OrderedStore, asyncio.Runner]]:
+    def steps(self, *, create: bool = False) -> Iterator[tuple[LocalStore, asyncio.Runner]]:
         """Opens the store for work in steps, each given to the runner; between them the process may wait for input, and
         Ctrl-C ends that at once."""
         with asyncio.Runner() as runner:
@@ -68,8 +68,8 @@ class Session:
             finally:
                 runner.run(store.close())
 
-    async def _open(self, create: bool) -> OrderedStore:
-        if self.settings.url.startswith("memory:"):
+    async def _open(self, create: bool) -> LocalStore:
+        if self.settings.url.startswith(("memory:", "shards:memory:")):
             raise click.UsageError("A store in memory is gone when this command ends: name a directory with --url.")
         return await open_store(self.settings.url, settings=self.settings, create=create)
 

@@ -43,7 +43,7 @@ class Sink(Protocol):
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Into this file instead of stdout.")
 @click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]),
               help="Default: parquet for a file that is called so, else jsonl.")  # fmt: skip
-@click.option("--after", metavar="CURSOR", help="Go on after this cursor, which each event has.")
+@click.option("--after", metavar="CURSOR", help="Go on after this cursor, as an earlier export said.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many.")
 @click.option("-f", "--follow", is_flag=True, help="Stay until Ctrl-C, and write events as they happen.")
 @pass_session
@@ -58,17 +58,17 @@ def export(
     form = form or ("parquet" if output is not None and output.suffix == ".parquet" else "jsonl")
     if form == "parquet" and (output is None or follow):
         raise click.UsageError("Parquet needs a file (-o events.parquet) and an end (no --follow).")
-    begin = _cursor(after)
-    last: list[bytes] = []
+    begin = _cursors(after)
+    last: list[bytes | None] = []
     count = 0
 
     async def copy(store: Store, sink: Sink) -> None:
         nonlocal count
-        async for events, cursor in _pages(store, session.tenant_or_all, begin, limit, follow):
+        async for events, cursors in _pages(store, session.tenant_or_all, begin, limit, follow):
             sink.write(events)
             count += len(events)
             advance(len(events))
-            last[:] = [cursor]
+            last[:] = cursors
 
     try:
         with _sink(output, form) as sink, progress("export") as advance:
@@ -76,33 +76,45 @@ def export(
     except KeyboardInterrupt:
         if not follow:
             raise
-    going_on = f"; go on with --after {last[0].hex()}" if last else ""
+    going_on = f"; go on with --after {','.join((cursor or b'').hex() for cursor in last)}" if any(last) else ""
     note(f"{plural(count, 'event')}{going_on}")
     return Exit.OK
 
 
-def _cursor(text: str | None) -> bytes | None:
+def _cursors(text: str | None) -> list[bytes] | None:
+    """One for each shard; an empty one means from its beginning."""
     try:
-        return None if text is None else bytes.fromhex(text)
+        return None if text is None else [bytes.fromhex(part) for part in text.split(",")]
     except ValueError:
         raise click.UsageError(f"--after {text!r} is not a cursor: use the `cursor` of an event.") from None
 
 
 async def _pages(
-    store: Store, tenant: str, after: bytes | None, limit: int | None, follow: bool
-) -> AsyncIterator[tuple[list[Event], bytes]]:
-    """Yields events and the cursor after them: up to what was newest at the start, or for ever."""
-    [bounds] = await store.journal_bounds()
-    until = None if follow else bounds.newest
+    store: Store, tenant: str, after: list[bytes] | None, limit: int | None, follow: bool
+) -> AsyncIterator[tuple[list[Event], list[bytes | None]]]:
+    """Yields events and the cursors after them, one for each shard: up to what was newest at the start, or for ever."""
+    shards = await store.journal_bounds()
+    if after is not None and len(after) != len(shards):
+        raise click.UsageError(
+            f"--after names {plural(len(after), 'cursor')}, and this store has {plural(len(shards), 'journal')}: "
+            "use what an earlier export said to go on with."
+        )
+    cursors: list[bytes | None] = [*([None] * len(shards) if after is None else [one or None for one in after])]
     with store.subscribe([Journalled()]) as news:
-        while limit is None or limit > 0:
-            size = BATCH_MAX if limit is None else min(BATCH_MAX, limit)
-            page = await store.events(tenant, after=after, until=until, limit=size)
-            after = page.cursor
-            limit = None if limit is None else limit - len(page.events)
-            if page.cursor is not None:
-                yield page.events, page.cursor
-            if not page.more:
+        while True:
+            more = False
+            for index, bounds in enumerate(shards):
+                size = BATCH_MAX if limit is None else min(BATCH_MAX, limit)
+                if size == 0:
+                    return
+                until = None if follow else bounds.newest
+                page = await store.events(tenant, shard=bounds.shard, after=cursors[index], until=until, limit=size)
+                cursors[index] = page.cursor
+                limit = None if limit is None else limit - len(page.events)
+                more = more or page.more
+                if page.cursor is not None:
+                    yield page.events, cursors
+            if not more:
                 if not follow:
                     return
                 await news.wait(FOLLOW_LOOK_S)

@@ -23,7 +23,7 @@ from dibs.cli.output import (
 )
 from dibs.cli.shapes import config_shape, counts_shape, queue_shape, worker_shape
 from dibs.settings import mask
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import (
     ALL_COMMANDS,
@@ -280,7 +280,7 @@ def stats(session: Session, /) -> int:
     """
     rows: list[tuple[str, Stats, int]] = []
 
-    async def look(store: OrderedStore) -> str:
+    async def look(store: LocalStore) -> str:
         for tenant in await _tenants(store, session.tenant_or_all):
             rows.append((tenant, await store.stats(tenant), len(await store.workers(tenant))))
         return store.store_id.hex()

@@ -229,17 +229,17 @@ def _not_found(tenant: str, ref: TaskRef) -> TaskUnknown:
 
 
 async def _history(store: Store, tenant: str, task_id: bytes) -> list[Event]:
-    [bounds] = await store.journal_bounds()
     found: list[Event] = []
-    after: bytes | None = None
     with progress("read the journal") as advance:
-        while True:
-            page = await store.events(tenant, after=after, until=bounds.newest, limit=BATCH_MAX)
-            found += [event for event in page.events if event.id == task_id]
-            advance(len(page.events))
-            after = page.cursor
-            if not page.more:
-                return found
+        for bounds in await store.journal_bounds():
+            after: bytes | None = None
+            more = True
+            while more:
+                page = await store.events(tenant, shard=bounds.shard, after=after, until=bounds.newest, limit=BATCH_MAX)
+                found += [event for event in page.events if event.id == task_id]
+                advance(len(page.events))
+                after, more = page.cursor, page.more
+    return found
 
 
 def _print_task(task: Task, events: list[Event] | None) -> None:

@@ -158,32 +158,37 @@ class Rates:
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
         self._tenant = tenant
-        self._after: bytes | None = None
+        self._after: dict[int, bytes | None] = {}
+        """By shard."""
         self._began_s = time.time()
         self._buckets: dict[int, Counter[tuple[str, str]]] = {}
         """By second."""
 
     async def begin(self) -> None:
         """Starts with what happens from now on."""
-        [bounds] = await self._store.journal_bounds()
-        self._after, self._began_s, self._buckets = bounds.newest, time.time(), {}
+        self._after = {bounds.shard: bounds.newest for bounds in await self._store.journal_bounds()}
+        self._began_s, self._buckets = time.time(), {}
 
     async def read(self, budget_s: float) -> None:
         """Reads what is new, for at most so long."""
         stop_s = time.monotonic() + budget_s
-        while True:
-            page = await self._store.events(self._tenant, after=self._after, limit=BATCH_MAX)
-            self._after = page.cursor
-            self._count(page.events)
-            if not page.more:
-                break
-            if page.events and time.time() - page.events[-1].at_ms / 1000 > LAG_MAX_S:
+        for shard in [*self._after]:
+            if not await self._read_shard(shard, stop_s):
                 await self.begin()
-                break
-            if time.monotonic() > stop_s:
                 break
         for second in [second for second in self._buckets if second < time.time() - WINDOW_S - LAG_MAX_S]:
             del self._buckets[second]
+
+    async def _read_shard(self, shard: int, stop_s: float) -> bool:
+        """Reads what is new in one journal, until then; False: it is too far behind to catch up."""
+        while True:
+            page = await self._store.events(self._tenant, shard=shard, after=self._after[shard], limit=BATCH_MAX)
+            self._after[shard] = page.cursor
+            self._count(page.events)
+            if page.more and page.events and time.time() - page.events[-1].at_ms / 1000 > LAG_MAX_S:
+                return False
+            if not page.more or time.monotonic() > stop_s:
+                return True
 
     def _count(self, events: list[Event]) -> None:
         for event in events:

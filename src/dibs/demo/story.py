@@ -22,7 +22,7 @@ from dibs.demo.screen import Screen
 from dibs.errors import TaskCancelled
 from dibs.handles import Handle
 from dibs.listeners import TaskEvent
-from dibs.stores.ordered.store import OrderedStore
+from dibs.stores.local import LocalStore
 from dibs.task import EventKind, Filter, Reason, Status, Task
 
 WORKERS = ("worker-1", "worker-2", "worker-3")
@@ -68,7 +68,7 @@ PHASES = {
 class Story:
     """The producer, who also starts the workers, follows the journal, and interferes."""
 
-    def __init__(self, store: OrderedStore, crew: Crew, size: Size, screen: Screen) -> None:
+    def __init__(self, store: LocalStore, crew: Crew, size: Size, screen: Screen) -> None:
         self.store = store
         self.crew = crew
         self.size = size

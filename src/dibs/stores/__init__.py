@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dibs.checks import Limits
@@ -13,6 +14,7 @@ from dibs.errors import MissingDriver, UnknownScheme
 from dibs.settings import Settings
 
 if TYPE_CHECKING:
+    from dibs.stores.local import LocalStore
     from dibs.stores.ordered.engine import Engine
     from dibs.stores.ordered.store import OrderedStore
 
@@ -22,40 +24,54 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 async def open_store(
-    url: str | os.PathLike[str], *, clock: Clock | None = None, settings: Settings | None = None, create: bool = True
-) -> OrderedStore:
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    clock: Clock | None = None,
+    settings: Settings | None = None,
+    create: bool = True,
+) -> LocalStore:
     """Opens the store that `url` names; drivers are imported only when they are named.
 
-    ======================  ======================================================================
-    ``memory:``             in this process and gone with it; ``memory:NAME`` is shared by name
-    ``lmdb:DIR`` or a path  a directory on this machine, shared by its processes; the default
-    ======================  ======================================================================
+    ==========================  ======================================================================
+    ``memory:``                 in this process and gone with it; ``memory:NAME`` is shared by name
+    ``lmdb:DIR`` or a path      a directory on this machine, shared by its processes; the default
+    ``shards:DIR?n=4``          so many ``lmdb:`` stores as one, in DIR/0, DIR/1 and so on
+    ``shards:memory:NAME?n=4``  the same in memory
+    ``shards:[URL,URL]``        any stores as one; a Python list of URLs means the same
+    ==========================  ======================================================================
 
     `settings` gives limits and durability; `clock` is for tests. Without `create`, a directory that holds no store yet
-    is left as it is (`StoreMissing`).
+    is left as it is (`StoreMissing`). A set of shards knows how many it has: ``?n=`` is needed to make it, and refused
+    if it says something else later.
     """
     settings = settings or Settings()
     clock = clock or SystemClock()
+    if isinstance(url, list | tuple):
+        return await _sharded([_text(one) for one in url], clock, settings, create)
     url = _text(url)
     scheme, colon, rest = url.partition(":")
     if colon and scheme == "memory":
         return _ordered(_memory(rest, clock), settings)
     if colon and scheme == "lmdb":
         return _ordered(_lmdb(rest, clock, settings, create), settings)
+    if colon and scheme == "shards":
+        return await _sharded(rest, clock, settings, create)
     if not url or _SCHEME.match(url):
-        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front) or memory:")
+        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards: or memory:")
     return _ordered(_lmdb(url, clock, settings, create), settings)
 
 
 async def restore_store(backup: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
     """Makes a store in a new directory out of what `backup` wrote. It has an id of its own: cursors into the journal of
     the original are told so."""
-    from dibs.stores.ordered.lmdb import restore
+    from dibs.stores.ordered import lmdb
+    from dibs.stores.sharded import copies
 
+    restore = copies.restore if copies.is_copy(backup) else lmdb.restore
     await asyncio.to_thread(restore, backup, directory)
 
 
-def _text(url: str | os.PathLike[str]) -> str:
+def _text(url: object) -> str:
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
         raise UnknownScheme(f"{url!r} names no store: use the text of a URL or of a path")
@@ -85,9 +101,24 @@ def _lmdb(directory: str, clock: Clock, settings: Settings, create: bool) -> Eng
     )
 
 
+async def _sharded(named: str | Sequence[str], clock: Clock, settings: Settings, create: bool) -> LocalStore:
+    from dibs.stores.sharded.opening import open_shards
+    from dibs.stores.sharded.urls import listed, parse
+
+    async def opener(url: str, create: bool) -> LocalStore:
+        return await open_store(url, clock=clock, settings=settings, create=create)
+
+    whole = parse(named) if isinstance(named, str) else listed(named)
+    return await open_shards(whole, opener, _limits(settings), create=create)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(settings.payload_max_bytes, settings.result_max_bytes)
+
+
 def _ordered(engine: Engine, settings: Settings) -> OrderedStore:
     from dibs.stores.ordered.store import OrderedStore
     from dibs.stores.ordered.sweep import JournalLimits
 
-    limits = Limits(settings.payload_max_bytes, settings.result_max_bytes)
-    return OrderedStore(engine, limits, JournalLimits(settings.journal_retention_s * 1000, settings.journal_max_bytes))
+    journal = JournalLimits(settings.journal_retention_s * 1000, settings.journal_max_bytes)
+    return OrderedStore(engine, _limits(settings), journal)

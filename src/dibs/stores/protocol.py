@@ -32,6 +32,7 @@ from dibs.task import (
     Already,
     Cancelled,
     Committed,
+    Decision,
     Duplicate,
     Enqueued,
     EventPage,
@@ -41,6 +42,7 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    LoadState,
     NewTask,
     Page,
     Place,
@@ -51,6 +53,7 @@ from dibs.task import (
     Settled,
     Settlement,
     Staged,
+    StagedPart,
     Stats,
     Status,
     Swept,
@@ -391,6 +394,15 @@ class Store(abc.ABC):
     ) -> builtins.list[Lease]: ...
 
     @abc.abstractmethod
+    async def _claimed(self, tenant: str, claim_id: bytes) -> builtins.list[Lease] | None:
+        """The leases of an earlier claim of this id that are still alive; None: no such claim is known here."""
+
+    @abc.abstractmethod
+    async def _undo_claim(self, leases: Sequence[Lease]) -> None:
+        """Puts back what was claimed and never reached anybody, as if it had not been claimed; what was taken back
+        meanwhile is left alone."""
+
+    @abc.abstractmethod
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
 
@@ -433,9 +445,43 @@ class Store(abc.ABC):
         """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
 
     @abc.abstractmethod
+    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
+        """What is held of each chunk; None: it does not wait for a commit here."""
+
+    @abc.abstractmethod
+    async def _reserve(
+        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
+    ) -> Sequence[StagedPart | None]:
+        """`_staged`; if all wait for a commit they are kept for the load `holder` for so long: to others they are as
+        if they were committed."""
+
+    @abc.abstractmethod
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed: ...
+
+    @abc.abstractmethod
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        """Does this store's part of a decision that is kept elsewhere: commits what is there of the chunks, in time or
+        not. Done again it changes nothing."""
+
+    @abc.abstractmethod
+    async def _decide(self, decision: Decision) -> bool:
+        """Keeps a decision that is to be done on several shards, of which this is the home of the load; False: one of
+        this name is pending already, or the load has come as far."""
+
+    @abc.abstractmethod
+    async def _load_state(self, tenant: str, name: str) -> LoadState:
+        """How far a load has come whose home this is."""
+
+    @abc.abstractmethod
+    async def _decisions(self, older_s: float) -> Sequence[Decision]:
+        """Decisions that were kept here so long ago, at least, and are pending; a bounded number."""
+
+    @abc.abstractmethod
+    async def _done(self, decision: Decision) -> None:
+        """Notes that a load, whose home this is, has come as far as a decision that is done everywhere, and forgets the
+        decision."""
 
     @abc.abstractmethod
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int: ...
@@ -477,6 +523,11 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
         """Returns a subscription: enter it, look, then wait on it. `limit`: how many ready tasks it can use."""
+
+    @abc.abstractmethod
+    async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
+        """A fact about the store itself: the first `value` given under this name, kept and returned ever after.
+        None: nobody has given one."""
 
     @abc.abstractmethod
     async def close(self) -> None:

@@ -113,6 +113,10 @@ class Subscription:
         self._by = by
         self._event.set()
 
+    def share(self, other: Subscription) -> None:
+        """Makes this a further place of another waiter: whoever wakes one has woken both. Before it is entered."""
+        self._event = other._event
+
     async def wait(self, timeout_s: float) -> bool:
         """Returns True when woken, False when `timeout_s` have passed."""
         try:

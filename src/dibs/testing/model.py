@@ -12,6 +12,7 @@ only a key that nobody holds, and loses only one that somebody holds, or held wi
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -247,6 +248,8 @@ class Model:
     contested: set[tuple[str, str, str]] = field(default_factory=set)
     """The keys that somebody held, or tried to, in this operation."""
     step: int = 0
+    shard_of: Callable[[bytes], int] = lambda _: 0
+    """Where a task is, by its id: order holds within a shard."""
 
     @property
     def now_ms(self) -> int:
@@ -399,10 +402,12 @@ class Model:
             self._adopt(tenant, after)
             return
         left = list(leases)
-        for command in commands:
+        # A claim that got enough need not have come to every shard; one that did not has emptied all.
+        shards = dict.fromkeys(map(self.shard_of, [*(lease.id for lease in leases), *(t.id for t in self._of(tenant))]))
+        for shard, command in itertools.product(shards, commands):
             if (tenant, command) in self.paused or len(leases) - len(left) == limit:
                 continue
-            ready = self._claimable(tenant, command, {lease.id for lease in leases}, after)
+            ready = self._claimable(tenant, command, shard, {lease.id for lease in leases}, after)
             while len(leases) - len(left) < limit and left and self._deliver(ready, left[0], lease_s, worker):
                 left.pop(0)
             allowed = self._allowed(ready.pool) if len(leases) - len(left) < limit else []
@@ -422,9 +427,11 @@ class Model:
     ) -> None:
         """Checks what a claim of all tenants returned: each tenant's own order, and turns."""
         taken = {tenant: {lease.id for lease in leases if lease.tenant == tenant} for tenant in tenants}
+        shards = dict.fromkeys(self.shard_of(task_id) for _, task_id in self.tasks)
         queues = {
             tenant: [
-                self._claimable(tenant, command, taken[tenant], after)
+                self._claimable(tenant, command, shard, taken[tenant], after)
+                for shard in shards
                 for command in commands
                 if (tenant, command) not in self.paused
             ]
@@ -481,10 +488,10 @@ class Model:
         return None if limits is None else limits.per_key
 
     def _claimable(
-        self, tenant: str, command: str, taken: set[bytes], after: Callable[[Known], Task | None]
+        self, tenant: str, command: str, shard: int, taken: set[bytes], after: Callable[[Known], Task | None]
     ) -> Claimable:
-        """Returns what there is to deliver in a queue."""
-        queue = [task for task in self._of(tenant) if task.new.command == command]
+        """Returns what there is to deliver in a queue of a shard."""
+        queue = [t for t in self._of(tenant) if t.new.command == command and self.shard_of(t.id) == shard]
         for task in queue:
             if task.due(self.now_ms):
                 self._to_ready(task)
@@ -789,7 +796,7 @@ class Model:
         """Checks one queue's counts. Records that retention let go still count until they are swept."""
         tasks = [task for task in self._of(tenant) if task.new.command == stats.command]
         ready = [task for task in tasks if task.place is Place.READY]
-        heads = {task.due_ms for task in ready if task.order == min(other.order for other in ready)}
+        heads = self._head_dues(ready)
         if any(task.new.limit_key for task in ready):
             # Which of them is the first depends on what their limits let in.
             heads = {task.due_ms for task in ready}
@@ -805,6 +812,17 @@ class Model:
             oldest_ready_ms=stats.oldest_ready_ms if stats.oldest_ready_ms in heads else next(iter(heads), None),
         )
         assert stats == expected, f"\nstore: {stats}\nmodel: {expected}"
+
+    def _head_dues(self, ready: list[Known]) -> set[int]:
+        """When the oldest of the shards' heads may have become ready; more than one answer if some stand equal."""
+        by_shard: dict[int, list[Known]] = {}
+        for task in ready:
+            by_shard.setdefault(self.shard_of(task.id), []).append(task)
+        heads = [
+            {task.due_ms for task in tasks if task.order == min(other.order for other in tasks)}
+            for tasks in by_shard.values()
+        ]
+        return {due_ms for dues in heads for due_ms in dues if all(max(others) >= due_ms for others in heads)}
 
 
 def _lost(task: Known | None, token: bytes) -> Cause | None:

@@ -87,16 +87,25 @@ class StoreMachine(RuleBasedStateMachine):
     """Random operations on a store and on the model, side by side."""
 
     def __init__(
-        self, opener: Callable[[Clock], Awaitable[Store]], *, reopens: bool = False, in_turn: bool = False
+        self,
+        opener: Callable[[Clock], Awaitable[Store]],
+        *,
+        reopens: bool = False,
+        in_turn: bool = False,
+        shard_of: Callable[[bytes], int] = lambda _: 0,
+        limits: bool = True,
     ) -> None:
         """`opener` opens a store without any data on the given clock. `reopens`: what was stored outlives `close`, and
-        the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made."""
+        the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made.
+        `shard_of`: where a task is, for a store that keeps order within its shards. `limits`: there are some, and
+        claims of all tenants; leave them out where each shard has its own."""
         super().__init__()
         self.in_turn = in_turn
         self.opener = opener
         self.reopens = reopens
         self.clock = ManualClock()
-        self.model = Model(self.clock)
+        self.limits = limits
+        self.model = Model(self.clock, shard_of=shard_of)
         self.ids: list[tuple[str, NewTask]] = []
         self.leases: list[Lease] = []
         self.settlements: list[Settlement] = []
@@ -104,8 +113,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.chunks: list[tuple[str, bytes]] = []
         self.unseen: list[tuple[str, bytes]] = []
         """Ids of rows that were staged; they are tasks only if the model says so."""
+        self.committing: set[tuple[str, bytes]] = set()
         self._loop = asyncio.new_event_loop()
         self._minted = 0
+        self._observed = True
         self.store = self.run(self._open())
         self.run(self._hold_the_journal())
 
@@ -119,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(per_key=st.sampled_from([1, 1, 2, None]))
     def begin_with_limits(self, per_key: int | None) -> None:
         """Most histories have them from the beginning, in some queues."""
-        if per_key is not None:
+        if per_key is not None and self.limits:
             for tenant in TENANTS:
                 self._limit(tenant, COMMANDS[0], QueueLimits(per_key=KeyLimit(in_flight=per_key)))
 
@@ -178,6 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.claim_ids.append(claim_id)
         self._claim(tenant, commands[:count], limit, lease_s, worker, claim_id)
 
+    @precondition(lambda self: self.limits)
     @rule(commands=st.permutations(COMMANDS), count=st.integers(1, len(COMMANDS)), limit=st.integers(1, 6))
     def claim_of_all_tenants(self, commands: list[str], count: int, limit: int) -> None:
         self.step()
@@ -276,7 +288,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         calls=st.lists(
             st.tuples(
-                st.sampled_from(["enqueue", "claim", "settle", "settle", "heartbeat", "cancel", "replay", "purge"]),
+                st.sampled_from(
+                    ["enqueue", "claim", "claim", "settle", "settle", "heartbeat", "cancel", "replay", "purge", "load"]
+                ),
                 tenants,
                 Pick,
                 st.sampled_from(Kind),
@@ -293,6 +307,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._observe()
         if self.model.undecided():
             return
+        self.committing.clear()
         made = [self._call(*call) for call in calls if self.leases or call[0] not in ("settle", "heartbeat")]
 
         async def together() -> list[Any]:
@@ -311,6 +326,11 @@ class StoreMachine(RuleBasedStateMachine):
             tasks = [NewTask(id=self._mint(tenant, options), **options)]
             self.ids += [(tenant, task) for task in tasks]
             return store.enqueue(tenant, tasks), lambda answer: self.same(answer, model.enqueue(tenant, tasks))
+        if verb == "load":
+            named, name = self._plain_chunk(tenant), self._number(b"l").hex()
+            return store.commit_load(tenant, name, 0, named), lambda answer: self._committed(
+                answer, tenant, name, 0, named
+            )
         if verb == "claim":
             return store.claim(tenant, COMMANDS, limit=2), lambda leases: self._check_claim(tenant, leases)
         if verb == "settle":
@@ -327,6 +347,15 @@ class StoreMachine(RuleBasedStateMachine):
         if verb == "replay":
             return store.replay(tenant, ids), lambda answer: self.same(set(answer.ids), model.replay(tenant, ids))
         return store.purge(tenant, ids), lambda answer: self.same(set(answer.ids), model.purge(tenant, ids))
+
+    def _plain_chunk(self, tenant: str) -> list[bytes]:
+        """A chunk that waits, has no keys, and is not named by another call of the group; if there is none, none."""
+        for (whose, chunk_id), (rows, _) in self.model.staged.items():
+            free = whose == tenant and (tenant, chunk_id) not in self.committing and self.model.waits(tenant, chunk_id)
+            if free and all(row.key is None for row in rows):
+                self.committing.add((tenant, chunk_id))
+                return [chunk_id]
+        return []
 
     def _check_claim(self, tenant: str, leases: list[Lease]) -> None:
         """Checks a claim of a group: nothing was due before it, so time moved nothing."""
@@ -390,6 +419,9 @@ class StoreMachine(RuleBasedStateMachine):
             answer = self.run(self.store.commit_load(tenant, name, seq, chunk_ids))
         except UnknownChunk:
             answer = None
+        self._committed(answer, tenant, name, seq, chunk_ids)
+
+    def _committed(self, answer: Committed | None, tenant: str, name: str, seq: int, chunk_ids: list[bytes]) -> None:
         before = set(self.model.tasks)
         self.same(answer, self.model.commit_load(tenant, name, seq, chunk_ids))
         self.ids += [(who[0], task.new) for who, task in self.model.tasks.items() if who not in before]
@@ -453,12 +485,14 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.model.paused.discard((tenant, command))
 
+    @precondition(lambda self: self.limits)
     @rule(tenant=tenants, command=st.sampled_from(COMMANDS), cap=caps, per_key=caps)
     def limit(self, tenant: str, command: str, cap: int | None, per_key: int | None) -> None:
         """A queue's limits are set, changed or taken away."""
         limits = QueueLimits(in_flight=cap, per_key=None if per_key is None else KeyLimit(in_flight=per_key))
         self._limit(tenant, command, None if limits == QueueLimits() else limits)
 
+    @precondition(lambda self: self.limits)
     @rule(tenant=tenants, cap=caps)
     def limit_all(self, tenant: str, cap: int | None) -> None:
         """A cap on all the queues of a tenant."""
@@ -601,11 +635,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         self._observe()
+        self._observed = False
         self.model.begin()
 
     def _observe(self) -> int:
-        """Tells the model which keys of rows the store has decided; returns how many rows lost theirs."""
-        rows = self.model.undecided()
+        """Tells the model which keys of rows the store has decided in the last operation; returns how many rows lost
+        theirs."""
+        rows = [] if self._observed else self.model.undecided()
+        self._observed = True
         if not rows:
             return 0
         holders: dict[tuple[str, str, str], bytes | None] = {}
@@ -651,7 +688,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _number(self, mark: bytes, size: int = ID_BYTES - 1) -> bytes:
         """A name that nobody has, told by its first `size` bytes."""
         self._minted += 1
-        return (mark + self._minted.to_bytes(size - 1, "big")).ljust(ID_BYTES, b"\0")
+        name = mark + self._minted.to_bytes(size - 1, "big")
+        return name.ljust(ID_BYTES - 1, b"\0") + bytes((self._minted % 256,))
 
     def _some_ids(self, picks: list[int]) -> list[bytes]:
         """Ids that were used before, now and then one of them twice."""

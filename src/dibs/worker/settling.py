@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from dibs.errors import PayloadTooLarge
+from dibs.errors import PayloadTooLarge, StoreUnavailable
 from dibs.ids import id_to_text
 from dibs.listeners import Happening
 from dibs.retry import Backoff
@@ -32,6 +32,7 @@ from dibs.worker.running import INVALID_RESULT, Ended
 log = logging.getLogger("dibs.worker")
 
 CONFIG_KEPT_S = 30.0
+AGAIN_S = 0.5
 USUAL_BACKOFF = Backoff()
 
 Answer = Settled | Already | LeaseLost | Rejected
@@ -55,12 +56,13 @@ class Settler:
         self._outbox: list[tuple[Job, Ended]] = []
         self._changed = asyncio.Event()
         self._in_flight = 0
+        self._put_off = 0
         self._configs: dict[tuple[str, str], tuple[float, QueueConfig]] = {}
 
     @property
     def pending(self) -> int:
         """How many outcomes the store does not have yet."""
-        return len(self._outbox) + self._in_flight
+        return len(self._outbox) + self._in_flight + self._put_off
 
     def put(self, job: Job, ended: Ended) -> None:
         """Takes the one outcome of a job."""
@@ -131,8 +133,16 @@ class Settler:
                 answer.cause,
             )
             self._tell(job, Happening.LEASE_LOST, None)
-        elif isinstance(answer, Rejected):
+        elif answer.code == StoreUnavailable.code:
+            # The shard that has this task is down, and others are not: nothing is wrong with the outcome.
+            self._put_off += 1
+            asyncio.get_running_loop().call_later(AGAIN_S, self._put_again, job, ended)
+        else:
             self.put(job, _refused(ended, answer))
+
+    def _put_again(self, job: Job, ended: Ended) -> None:
+        self._put_off -= 1
+        self.put(job, ended)
 
 
 def _refused(ended: Ended, answer: Rejected) -> Ended:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from dibs.errors import StoreError
+from dibs.errors import StoreError, StoreUnavailable
 from dibs.ids import id_to_text
 from dibs.task import BATCH_MAX, Extended, Heartbeat, LeaseLost, Rejected, WorkerInfo
 from dibs.worker.jobs import Job, Why
@@ -21,6 +21,7 @@ from dibs.worker.link import Link
 log = logging.getLogger("dibs.worker")
 
 BEAT_LOOK_S = 0.2
+BEAT_AGAIN_S = 1.0
 SWEEP_EVERY_S = 1.0
 REGISTER_EVERY_S = 5.0
 FORGOTTEN_AFTER_S = 20.0
@@ -85,6 +86,9 @@ class Pulse:
                 "task %s: the lease was lost (%s), its handler is stopped", id_to_text(job.lease.id), answer.cause
             )
             self._stop(job, Why.LOST)
+        elif isinstance(answer, Rejected) and answer.code == StoreUnavailable.code:
+            log.warning("task %s: its lease was not renewed: %s", id_to_text(job.lease.id), answer.message)
+            job.beat_s = time.monotonic() + BEAT_AGAIN_S
         elif isinstance(answer, Rejected):
             log.warning("task %s: its progress was not taken: %s", id_to_text(job.lease.id), answer.message)
             job.beat_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What people do to tasks and queues: cancel, replay, purge, retain, configure, register."""
+"""What people do to tasks and queues: cancel, replay, purge, retain, configure, register; facts about the store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import Txn
-from dibs.stores.ordered.keys import EXPIRE_WORKER, reader_key, tenant_keys
+from dibs.stores.ordered.keys import EXPIRE_WORKER, fact_key, reader_key, tenant_keys
 from dibs.stores.ordered.loads import leave_alone
 from dibs.stores.ordered.records import CANCELLED, DEAD, PENDING, STATUSES, Detail, State, StoredWorker, encode_worker
 from dibs.stores.ordered.views import live_state, matching, resolve
@@ -150,3 +150,11 @@ def advance(txn: Txn, reader: str, shard: int, position: bytes | None) -> None:
         txn.delete(reader_key(reader, shard))
     else:
         txn.put(reader_key(reader, shard), position)
+
+
+def fact(txn: Txn, name: str, value: bytes) -> bytes:
+    """Keeps the first value that is given under a name, and returns it."""
+    known = txn.get(fact_key(name))
+    if known is None:
+        txn.put(fact_key(name), value)
+    return value if known is None else known

@@ -66,9 +66,9 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
     than nothing: so many tasks were past their start deadline, or over their limit, that it is left to another
     transaction."""
     if call.claim_id is not None:
-        again = repeated(txn, call)
+        again = claimed(txn, call.tenant, call.claim_id)
         if again is not None:
-            return again
+            return [*again]
     work = Work.of(txn)
     tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
@@ -87,6 +87,26 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
         remember(work, call, leases)
     work.flush()
     return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
+
+
+def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:
+    """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
+    keys = tenant_keys(tenant)
+    stored = txn.get(keys.claim + claim_id)
+    if stored is None:
+        return None
+    leases: list[Lease] = []
+    claim = decode_claim(stored)
+    whose = [tenant_keys(name) for name in claim.tenants] or [keys] * len(claim.leases)
+    for keys, (task_id, token) in zip(whose, claim.leases, strict=True):
+        state_data = txn.get(keys.state + task_id)
+        body_data = txn.get(keys.body + task_id)
+        if state_data is None or body_data is None:
+            continue
+        state = decode_state(state_data)
+        if state.token == token:
+            leases.append(_lease_of(keys.name, task_id, state, decode_body(body_data)))
+    return leases
 
 
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
@@ -247,27 +267,6 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
         body.key,
         body.traceparent,
     )
-
-
-def repeated(txn: Txn, call: ClaimCall) -> list[Lease | None] | None:
-    """Returns the leases of an earlier claim of this id that are still alive; None if there was none."""
-    tenant = tenant_keys(call.tenant)
-    assert call.claim_id is not None
-    stored = txn.get(tenant.claim + call.claim_id)
-    if stored is None:
-        return None
-    leases: list[Lease | None] = []
-    claim = decode_claim(stored)
-    whose = [tenant_keys(name) for name in claim.tenants] or [tenant] * len(claim.leases)
-    for tenant, (task_id, token) in zip(whose, claim.leases, strict=True):
-        state_data = txn.get(tenant.state + task_id)
-        body_data = txn.get(tenant.body + task_id)
-        if state_data is None or body_data is None:
-            continue
-        state = decode_state(state_data)
-        if state.token == token:
-            leases.append(_lease_of(tenant.name, task_id, state, decode_body(body_data)))
-    return leases
 
 
 def remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:

@@ -14,7 +14,7 @@ from string import ascii_lowercase, digits
 
 from msgspec import Struct
 
-from dibs.stores.ordered.claim import PROMOTED_PER_CLAIM, ClaimCall, ready_in_ms, remember, repeated, take
+from dibs.stores.ordered.claim import PROMOTED_PER_CLAIM, ClaimCall, claimed, ready_in_ms, remember, take
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     AFTER_SEPARATOR,
@@ -67,7 +67,7 @@ class Given(Struct, frozen=True, gc=False):
 def fair_claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes], around: Round) -> list[Given]:
     """Takes up to as many tasks as there are `randoms`, the tenants taking turns. Fewer: there are no more."""
     if call.claim_id is not None:
-        again = repeated(txn, call)
+        again = claimed(txn, call.tenant, call.claim_id)
         if again is not None:
             return [Given(lease, around) for lease in again]
     work = Work.of(txn)

@@ -24,6 +24,7 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     A<due_ms8><tenant>·<command>                      the same, in order of time
     Y<tenant>·<command>                               queues that may have ready tasks
     E<expire_ms8><kind1><tenant>·<serial>   → names   what expires: one entry for all that a call lets expire together
+    F<tenant>·<load>                        → chunks  commits over several shards that are decided and not done
     J<position12>                                     journal
     C<reader>·<shard2>                      → cursor  named readers of the journal
     M<name>                                           what the store knows of itself
@@ -63,6 +64,7 @@ BYTES = 4
 DUE = b"A"
 READY_QUEUES = b"Y"
 EXPIRIES = b"E"
+DECISIONS = b"F"
 JOURNAL = b"J"
 READERS = b"C"
 
@@ -82,6 +84,7 @@ META_DURABILITY = b"Mdurability"
 META_VERSION = b"Mversion"
 META_JOURNAL_BYTES = b"Mjournal_bytes"
 META_JOURNAL_TRIMMED = b"Mjournal_trimmed"
+META_FACTS = b"Mfact_"
 
 
 class TenantKeys:
@@ -275,6 +278,22 @@ def reader_key(reader: str, shard: int) -> bytes:
 def parse_reader_key(key: bytes) -> tuple[str, int]:
     """Returns the reader's name and shard."""
     return key[1:-3].decode(), int.from_bytes(key[-2:], "big")
+
+
+def decision_key(tenant: str, load: str) -> bytes:
+    """Where the pending decision of a load is kept."""
+    return DECISIONS + tenant.encode() + SEPARATOR + load.encode()
+
+
+def parse_decision_key(key: bytes) -> tuple[str, str]:
+    """Returns the tenant and the load."""
+    tenant, _, load = key[1:].partition(SEPARATOR)
+    return tenant.decode(), load.decode()
+
+
+def fact_key(name: str) -> bytes:
+    """Where a fact about the store itself is kept, apart from those that the store needs for its own work."""
+    return META_FACTS + name.encode()
 
 
 def id_of(key: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -58,7 +59,7 @@ from dibs.stores.ordered.records import (
     encode_rows,
 )
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged
+from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged, StagedPart
 
 _NONCE_BYTES = 8
 _AFTER_ROWS = b"\xff" * (ID_BYTES - CHUNK_BYTES + 1)
@@ -105,7 +106,9 @@ def prepare_chunk(
     tails = b"".join([one[CHUNK_BYTES:] for one in ids]) if ids is not None else b""
     members: list[list[int]] = []
     dues: list[int] = []
-    if alike:
+    if not payloads:
+        blocks = []
+    elif alike:
         blocks = [_block(options, waits[0], 0, len(payloads), sum(map(len, payloads)), tails)]
     else:
         blocks, members, dues = _blocks(payloads, options, waits, rows.kinds or [0] * len(payloads), tails)
@@ -135,6 +138,32 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     return Staged(count)
 
 
+def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[StagedPart | None]:
+    """Tells what is held of each chunk that waits for a commit."""
+    keys = tenant_keys(tenant)
+    return [
+        StagedPart(sum(block.count for block in head.blocks), head.parts)
+        if _uncommitted(head, txn, keys) and head.expires_ms > txn.now_ms
+        else None
+        for head in _heads(txn, keys, chunk_ids)
+    ]
+
+
+def reserve(txn: Txn, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_ms: int) -> list[StagedPart | None]:
+    """`staged`, and keeps the chunks for one load for so long if all of them wait for a commit; those that another load
+    has do not."""
+    parts = staged(txn, tenant, chunk_ids)
+    keys = tenant_keys(tenant)
+    heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None]
+    others = {head.chunk_id for head in heads if head.held_until_ms > txn.now_ms and head.holder != holder}
+    found = [None if chunk_id in others else part for chunk_id, part in zip(chunk_ids, parts, strict=True)]
+    if all(part is not None for part in found):
+        for head in heads:
+            head.holder, head.held_until_ms = holder, txn.now_ms + hold_ms
+            txn.put(keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head))
+    return found
+
+
 def commit_load(
     txn: Txn, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_ms: int | None
 ) -> Committed:
@@ -144,7 +173,32 @@ def commit_load(
         return Committed(0, already=True)
     heads = _staged_heads(txn, keys, chunk_ids)
     work = Work.of(txn)
-    rows = 0
+    rows = _commit(work, keys, heads)
+    note_load(work, tenant, name, seq, forget_ms)
+    work.flush()
+    return Committed(rows)
+
+
+def commit_chunks(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+    """Commits what is there of chunks whose load is noted elsewhere, in time or not. What is committed, or gone, is
+    left alone: doing it again changes nothing."""
+    keys = tenant_keys(tenant)
+    heads = [head for head in _heads(txn, keys, chunk_ids) if _uncommitted(head, txn, keys)]
+    work = Work.of(txn)
+    _commit(work, keys, heads)
+    work.flush()
+
+
+def note_load(work: Work, tenant: str, name: str, seq: int, forget_ms: int | None) -> None:
+    """Notes how far the commits of a name have come."""
+    forget_at_ms = 0 if forget_ms is None else work.now_ms + forget_ms
+    work.others.append((tenant_keys(tenant).load + name.encode(), encode_load(StoredLoad(seq, forget_at_ms))))
+    if forget_at_ms:
+        work.expire(forget_at_ms, EXPIRE_LOAD, tenant, name.encode())
+
+
+def _commit(work: Work, keys: TenantKeys, heads: Sequence[Head]) -> int:
+    txn, rows = work.txn, 0
     for head in heads:
         head.version, head.at_ms = txn.version, txn.now_ms
         count = sum(block.count for block in head.blocks)
@@ -156,12 +210,7 @@ def commit_load(
             work.others.append((keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head)))
         else:
             _forget(work, keys, head)
-    forget_at_ms = 0 if forget_ms is None else txn.now_ms + forget_ms
-    work.others.append((keys.load + name.encode(), encode_load(StoredLoad(seq, forget_at_ms))))
-    if forget_at_ms:
-        work.expire(forget_at_ms, EXPIRE_LOAD, tenant, name.encode())
-    work.flush()
-    return Committed(rows)
+    return rows
 
 
 def drop(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> int:
@@ -233,18 +282,18 @@ def _staged_heads(txn: ReadTxn, tenant: TenantKeys, chunk_ids: Sequence[bytes]) 
     """Returns the heads of chunks that wait for a commit; without one of them there is none."""
     staged: list[Head] = []
     for chunk_id, head in zip(chunk_ids, _heads(txn, tenant, chunk_ids), strict=True):
-        if (
-            head is None
-            or head.version
-            or head.expires_ms <= txn.now_ms
-            or _has_tasks(txn, tenant, chunk_id[:CHUNK_BYTES])
-        ):
+        if not _uncommitted(head, txn, tenant) or head.expires_ms <= txn.now_ms:
             raise UnknownChunk(
                 f"chunk {id_to_text(chunk_id)} is not staged: it never was, was dropped, has expired or is committed; "
                 "nothing of this load was committed"
             )
         staged.append(head)
     return staged
+
+
+def _uncommitted(head: Head | None, txn: ReadTxn, tenant: TenantKeys) -> TypeGuard[Head]:
+    """Whether a chunk is there and was never committed."""
+    return head is not None and not head.version and not _has_tasks(txn, tenant, head.chunk_id[:CHUNK_BYTES])
 
 
 def _has_tasks(txn: ReadTxn, tenant: TenantKeys, name: bytes) -> bool:

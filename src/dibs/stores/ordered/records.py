@@ -156,6 +156,15 @@ class StoredWorker(Struct, frozen=True, array_like=True):
     info: WorkerInfo
 
 
+class StoredDecision(Struct, frozen=True, array_like=True):
+    """A commit over several shards that is not known to be done: the chunk ids of each, one after the other."""
+
+    seq: int
+    decided_ms: int
+    forget_s: float | None
+    chunk_ids: list[bytes]
+
+
 class Detail(Struct, frozen=True, array_like=True, gc=False):
     """What an event says beyond which task and which attempt."""
 
@@ -257,6 +266,9 @@ class Head(Struct, array_like=True, gc=False):
     """The commit's number for its first row."""
     out: list[int] = []
     """Rows that left before it was their turn."""
+    holder: str = ""
+    """The load that is about to commit it over several shards, until then."""
+    held_until_ms: int = 0
 
     def done(self) -> bool:
         """True once every row has left."""
@@ -300,6 +312,7 @@ encode_worker = _encode
 encode_head = _encode
 encode_rows = _encode
 encode_load = _encode
+encode_decision = _encode
 encode_use = _encode
 
 _body = msgspec.msgpack.Decoder(Body)
@@ -311,6 +324,7 @@ _worker = msgspec.msgpack.Decoder(StoredWorker)
 _head = msgspec.msgpack.Decoder(Head)
 _rows = msgspec.msgpack.Decoder(StoredRows)
 _load = msgspec.msgpack.Decoder(StoredLoad)
+_decision = msgspec.msgpack.Decoder(StoredDecision)
 _use = msgspec.msgpack.Decoder(KeyUse)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
@@ -324,6 +338,7 @@ decode_worker = _worker.decode
 decode_head = _head.decode
 decode_rows = _rows.decode
 decode_load = _load.decode
+decode_decision = _decision.decode
 decode_use = _use.decode
 decode_runs = _runs.decode
 

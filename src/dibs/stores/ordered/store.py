@@ -15,17 +15,18 @@ from typing import TypeVar
 
 from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
-from dibs.stores.ordered import admin, loads, views
-from dibs.stores.ordered.claim import ClaimCall, claim, new_randoms, ready_in_ms
+from dibs.stores.local import LocalStore
+from dibs.stores.ordered import admin, decisions, loads, views
+from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.fair import Given, Round, Turn, fair_claim, fair_ready_in_ms
 from dibs.stores.ordered.journal import Cursor, JournalReader
-from dibs.stores.ordered.keys import READERS, end_of, parse_reader_key
+from dibs.stores.ordered.keys import READERS, end_of, fact_key, parse_reader_key
 from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
 from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
-from dibs.stores.protocol import ALL_TENANTS, Store
+from dibs.stores.protocol import ALL_TENANTS
 from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
@@ -34,6 +35,7 @@ from dibs.task import (
     Already,
     Cancelled,
     Committed,
+    Decision,
     Duplicate,
     Enqueued,
     EventPage,
@@ -43,6 +45,7 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    LoadState,
     NewTask,
     Page,
     QueueConfig,
@@ -52,6 +55,7 @@ from dibs.task import (
     Settled,
     Settlement,
     Staged,
+    StagedPart,
     Stats,
     Swept,
     Task,
@@ -65,7 +69,7 @@ T = TypeVar("T")
 READERS_MAX = 1_000
 
 
-class OrderedStore(Store):
+class OrderedStore(LocalStore):
     """A store on one :class:`~dibs.stores.ordered.engine.Engine`. It has one journal: shard 0."""
 
     def __init__(self, engine: Engine, limits: Limits, journal_limits: JournalLimits) -> None:
@@ -142,6 +146,12 @@ class OrderedStore(Store):
     def _give_back_given(self, given: list[Given]) -> None:
         self._give_back([one.lease for one in given])
 
+    async def _claimed(self, tenant: str, claim_id: bytes) -> list[Lease] | None:
+        return self._read(lambda txn: claimed(txn, tenant, claim_id))
+
+    async def _undo_claim(self, leases: Sequence[Lease]) -> None:
+        await self._lane().transact(lambda txn: undo_claim(txn, leases))
+
     def _give_back(self, taken: list[Lease | None]) -> None:
         """Undoes a claim whose caller had gone before its answer came."""
         leases = [lease for lease in taken if lease is not None]
@@ -201,11 +211,36 @@ class OrderedStore(Store):
         keep_ms = round(keep_s * 1000)
         return await self._lane().transact(lambda txn: loads.stage(txn, tenant, chunk, keep_ms))
 
+    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
+        return self._read(lambda txn: loads.staged(txn, tenant, chunk_ids))
+
+    async def _reserve(
+        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
+    ) -> Sequence[StagedPart | None]:
+        hold_ms = round(hold_s * 1000)
+        return await self._lane().transact(lambda txn: loads.reserve(txn, tenant, chunk_ids, holder, hold_ms))
+
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:
         forget_ms = None if forget_s is None else round(forget_s * 1000)
         return await self._lane().transact(lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms))
+
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        await self._lane().transact(lambda txn: loads.commit_chunks(txn, tenant, chunk_ids))
+
+    async def _decide(self, decision: Decision) -> bool:
+        return await self._lane().transact(lambda txn: decisions.decide(txn, decision))
+
+    async def _load_state(self, tenant: str, name: str) -> LoadState:
+        return self._read(lambda txn: decisions.load_state(txn, tenant, name))
+
+    async def _decisions(self, older_s: float) -> Sequence[Decision]:
+        older_ms = round(older_s * 1000)
+        return self._read(lambda txn: decisions.pending(txn, older_ms))
+
+    async def _done(self, decision: Decision) -> None:
+        await self._lane().transact(lambda txn: decisions.done(txn, decision))
 
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         return await self._lane().transact(lambda txn: loads.drop(txn, tenant, chunk_ids))
@@ -283,6 +318,12 @@ class OrderedStore(Store):
     def store_id(self) -> bytes:
         """Names this store; a restored backup has another."""
         return self._engine.store_id
+
+    async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
+        known = self._read(lambda txn: txn.get(fact_key(name)))
+        if known is not None or value is None:
+            return known
+        return await self._lane().transact(lambda txn: admin.fact(txn, name, value))
 
     async def doctor(self, *, mend: bool = False) -> Report:
         """Checks every invariant of the store on one consistent view; with `mend`, repairs what it can and looks again.

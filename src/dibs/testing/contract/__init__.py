@@ -73,7 +73,17 @@ from dibs.testing.contract.enqueue import TestEnqueue
 from dibs.testing.contract.expiry import TestExpiry
 from dibs.testing.contract.fairness import TestFairClaims
 from dibs.testing.contract.fuzz import TestFuzz
-from dibs.testing.contract.harness import StoreHarness, anyio_backend, clock, no_fallback, reopen, second, store, stores
+from dibs.testing.contract.harness import (
+    StoreHarness,
+    anyio_backend,
+    clock,
+    limits_hold,
+    no_fallback,
+    reopen,
+    second,
+    store,
+    stores,
+)
 from dibs.testing.contract.heartbeat import TestHeartbeat
 from dibs.testing.contract.journal import TestEvents
 from dibs.testing.contract.limits import TestCaps, TestChangedLimits, TestKeysInFlight, TestRates
@@ -154,6 +164,7 @@ __all__ = [
     "TestWrongTypes",
     "anyio_backend",
     "clock",
+    "limits_hold",
     "no_fallback",
     "reopen",
     "second",

@@ -10,6 +10,8 @@ import pytest
 from msgspec import Struct, field
 
 from dibs.clock import ManualClock
+from dibs.ids import new_id
+from dibs.stores.batches import row_ids
 from dibs.stores.protocol import Store
 from dibs.task import (
     MOVES,
@@ -78,7 +80,7 @@ class Clients:
         """Several clients act at the same time; now and then time passes."""
         acts: list[Callable[[], Awaitable[None]]] = [
             self.enqueue, self.enqueue, self.claim, self.claim, self.settle, self.settle, self.settle,
-            self.heartbeat, self.cancel, self.replay, self.purge, self.sweep,
+            self.heartbeat, self.cancel, self.replay, self.purge, self.sweep, self.load,
         ]  # fmt: skip
         await asyncio.gather(*(act() for act in self.random.choices(acts, k=4)))
         if self.random.random() < 0.3:
@@ -86,23 +88,36 @@ class Clients:
 
     async def enqueue(self) -> None:
         """New tasks of all kinds, some with a key that may be taken."""
-        tasks = [
-            NewTask(
-                command=self.random.choice(COMMANDS),
-                payload=bytes(self.random.randrange(50)),
-                priority=self.random.randrange(3),
-                delay_s=self.random.choice([0, 0, 0, 3, 30]),
-                max_attempts=self.random.choice([1, 2, 5]),
-                expires_s=self.random.choice([None, None, 60]),
-                key=self.random.choice([None, None, "k1", "k2"]),
-                on_duplicate=self.random.choice(["return", "replay_dead"]),
-            )
-            for _ in range(self.random.randrange(1, 5))
-        ]
+        tasks = [self._new() for _ in range(self.random.randrange(1, 5))]
         for outcome in await self.store.enqueue(TENANT, tasks):
             assert not isinstance(outcome, Rejected)
             if isinstance(outcome, Enqueued):
                 self.seen.enqueued.add(outcome.id)
+
+    async def load(self) -> None:
+        """Chunks staged at the same time, of which some are committed, now and then by two callers."""
+        chunks: dict[bytes, list[NewTask]] = {}
+        for _ in range(self.random.randrange(1, 4)):
+            rows = [self._new() for _ in range(self.random.randrange(1, 3))]
+            chunks[new_id()] = [self.random.choice(rows) for _ in range(self.random.randrange(1, 9))]
+        await asyncio.gather(*(self.store.stage(TENANT, chunk, rows) for chunk, rows in chunks.items()))
+        named = [chunk for chunk in chunks if self.random.random() < 0.7]
+        name, count = new_id().hex(), sum(len(chunks[chunk]) for chunk in named)
+        commits = [self.store.commit_load(TENANT, name, 1, named) for _ in range(self.random.randrange(1, 3))]
+        assert sum(outcome.rows for outcome in await asyncio.gather(*commits)) == count
+        self.seen.enqueued |= {task_id for chunk in named for task_id in row_ids(TENANT, chunk, chunks[chunk])}
+
+    def _new(self) -> NewTask:
+        return NewTask(
+            command=self.random.choice(COMMANDS),
+            payload=bytes(self.random.randrange(50)),
+            priority=self.random.randrange(3),
+            delay_s=self.random.choice([0, 0, 0, 3, 30]),
+            max_attempts=self.random.choice([1, 2, 5]),
+            expires_s=self.random.choice([None, None, 60]),
+            key=self.random.choice([None, None, "k1", "k2"]),
+            on_duplicate=self.random.choice(["return", "replay_dead"]),
+        )
 
     async def claim(self) -> None:
         """A claim of some queues; no token ever comes twice."""

@@ -61,6 +61,7 @@ async def limit_keys(store: Store, **limit: Any) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("limits_hold")
 class TestCaps:
     """At most so many tasks of a queue, or of a tenant, are in progress."""
 
@@ -214,6 +215,7 @@ class TestCaps:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("limits_hold")
 class TestKeysInFlight:
     """At most so many tasks that share a limit_key are in progress; others go past them."""
 
@@ -389,6 +391,7 @@ class TestKeysInFlight:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("limits_hold")
 class TestRates:
     """The tasks of a limit_key start at a rate, after a burst; each counts for its cost."""
 
@@ -484,6 +487,7 @@ class TestRates:
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("limits_hold")
 class TestChangedLimits:
     """Limits may change at any time, with tasks ready, parked and in progress."""
 

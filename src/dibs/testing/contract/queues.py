@@ -14,6 +14,7 @@ from dibs.testing.contract.steps import (
     TENANT,
     complete,
     gone,
+    in_slot,
     look,
     nothing_ready,
     pass_time,
@@ -56,9 +57,9 @@ class TestQueues:
 
     async def test_nothing_is_claimed_while_paused(self, store: Store) -> None:
         """A paused queue gives no leases; resumed it goes on as before."""
-        first = await put(store)
+        first = await put(store, id=in_slot(7))
         await store.configure(TENANT, COMMAND, PAUSED)
-        await put(store)
+        await put(store, id=in_slot(7))
         assert await nothing_ready(store)
         await store.configure(TENANT, COMMAND, QueueConfig())
         assert (await take(store)).id == first

@@ -14,6 +14,7 @@ from dibs.testing.contract.steps import (
     assert_counts,
     complete,
     fail,
+    in_slot,
     pass_time,
     put,
     put_many,
@@ -60,8 +61,8 @@ class TestStats:
     async def test_what_time_does(self, store: Store, clock: ManualClock) -> None:
         """Promotion, expiry, burial by expiry, start deadlines and pruning are counted."""
         await put(store, delay_s=10)
-        await put(store, "once", max_attempts=1)
-        await put(store, "once", expires_s=20)
+        await put(store, "once", id=in_slot(7), max_attempts=1)
+        await put(store, "once", id=in_slot(7), expires_s=20)
         await put(store, "many")
         await take(store, "once")
         lease = await take(store, "many")
@@ -153,9 +154,9 @@ class TestStats:
     async def test_the_age_of_the_head(self, store: Store, clock: ManualClock) -> None:
         """`oldest_ready_ms` tells since when the head of the queue has waited; None when nothing does."""
         first_ms = clock.now_ms()
-        await put(store)
+        await put(store, id=in_slot(7))
         clock.advance(5)
-        await put(store)
+        await put(store, id=in_slot(7))
         [queue] = (await store.stats(TENANT)).queues
         assert queue.oldest_ready_ms == first_ms
         await take(store)

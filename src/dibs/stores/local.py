@@ -1,0 +1,29 @@
+"""What a store on this machine does beside the queue's verbs: it has a doctor, and can be copied."""
+
+from __future__ import annotations
+
+import abc
+import os
+
+from dibs.stores.ordered.doctor import Report
+from dibs.stores.protocol import Store
+
+
+class LocalStore(Store):
+    """A store whose data is within reach of this process. `open_store` returns one."""
+
+    @property
+    @abc.abstractmethod
+    def store_id(self) -> bytes:
+        """Names this store."""
+
+    @abc.abstractmethod
+    async def doctor(self, *, mend: bool = False) -> Report:
+        """Checks every invariant of the store; with `mend`, repairs what it can and looks again.
+
+        Reads everything: minutes for many millions of tasks. Nothing else stops meanwhile.
+        """
+
+    @abc.abstractmethod
+    async def backup(self, directory: str | os.PathLike[str]) -> None:
+        """Copies the store into a new directory, while everything goes on."""

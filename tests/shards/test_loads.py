@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dibs.clock import ManualClock
+from dibs.errors import StoreUnavailable, UnknownChunk
+from dibs.ids import new_id
+from dibs.stores import open_store
+from dibs.stores.local import LocalStore
+from dibs.stores.protocol import Store
+from dibs.stores.sharded.loads import ABANDONED_S
+from dibs.stores.sharded.store import ShardedStore
+from dibs.task import CHUNK_KEEP_S, Committed, NewTask, Staged
+from dibs.testing.contract.steps import COMMAND, TENANT, in_slot, sweep_all
+from tests.lmdb.processes import Children
+from tests.shards.faults import Crash, Faults, in_shard, open_faulty
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("at_once")]
+
+N = 3
+
+
+def rows(chunk: int, count: int = 12) -> list[NewTask]:
+    """Rows of a chunk, two thirds of them with keys, of all shards."""
+    return [
+        NewTask(command=COMMAND, payload=b"%d/%d" % (chunk, n), key=f"{chunk}/{n}" if n % 3 else None)
+        for n in range(count)
+    ]
+
+
+def keyed(shard: int) -> list[NewTask]:
+    """Rows whose keys are all in one shard."""
+    return [NewTask(command=COMMAND, payload=b"%d" % n, key=in_shard(shard, N, what=f"x{n}-")) for n in range(5)]
+
+
+async def take_all(store: Store) -> Counter[bytes]:
+    """Claims everything, and returns how often each payload came."""
+    found: Counter[bytes] = Counter()
+    while leases := await store.claim(TENANT, [COMMAND], limit=7):
+        found.update(lease.payload for lease in leases)
+    return found
+
+
+def once(*chunks: int) -> Counter[bytes]:
+    """Every row of the chunks, once."""
+    return Counter(row.payload for chunk in chunks for row in rows(chunk))
+
+
+@pytest.fixture
+def faults() -> Faults:
+    """None yet."""
+    return Faults()
+
+
+@pytest.fixture
+async def store(clock: ManualClock, faults: Faults) -> AsyncIterator[ShardedStore]:
+    """Three shards that fail when they are told to."""
+    # Held open apart: a store in memory is gone when nobody has it open.
+    async with await open_store(f"shards:memory:loads?n={N}", clock=clock):
+        opened = await open_faulty(f"memory:loads?n={N}", faults, clock)
+        yield opened
+        faults.down, faults.crash_at = set(), None
+        await opened.close()
+
+
+async def test_rows_are_where_their_keys_are(store: ShardedStore) -> None:
+    """A chunk's rows spread over the shards; nothing is seen before the commit, everything once after it."""
+    chunks = [in_slot(n) for n in range(4)]
+    for n, chunk_id in enumerate(chunks):
+        assert await store.stage(TENANT, chunk_id, rows(n)) == Staged(12)
+    assert (await store.stats(TENANT)).total.ready == 0
+    assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(48)
+    assert (await store.stats(TENANT)).total.ready == 48
+    assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(0, already=True)
+    assert await store.commit_load(TENANT, "load", 0, []) == Committed(0, already=True)
+    assert await take_all(store) == once(0, 1, 2, 3)
+    assert (await store.doctor()).clean
+
+
+@pytest.mark.parametrize("own", range(N))
+async def test_a_chunk_without_rows_of_its_own(store: ShardedStore, own: int) -> None:
+    """All rows of a chunk may live in other shards: its own shard knows it all the same."""
+    chunk_id = in_slot(own)
+    assert await store.stage(TENANT, chunk_id, keyed((own + 1) % N)) == Staged(5)
+    assert await store.commit_load(TENANT, "load", 1, [chunk_id]) == Committed(5)
+    assert await take_all(store) == Counter(row.payload for row in keyed(0))
+    assert (await store.doctor()).clean
+
+
+async def test_a_chunk_that_is_not_staged_refuses_all(store: ShardedStore) -> None:
+    """One unknown chunk, and nothing of the load is committed in any shard."""
+    chunks = [in_slot(0), in_slot(1)]
+    await store.stage(TENANT, chunks[0], rows(0))
+    with pytest.raises(UnknownChunk):
+        await store.commit_load(TENANT, "load", 1, chunks)
+    assert (await store.stats(TENANT)).total.ready == 0
+    await store.stage(TENANT, chunks[1], rows(1))
+    assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(24)
+
+
+async def test_staged_again_it_is_replaced_everywhere(store: ShardedStore) -> None:
+    """What a chunk held before is gone, in whatever shards it was."""
+    chunk_id = in_slot(0)
+    for shard in (1, 2, 0, 1):
+        await store.stage(TENANT, chunk_id, keyed(shard))
+    assert await store.commit_load(TENANT, "load", 1, [chunk_id]) == Committed(5)
+    assert sum((await take_all(store)).values()) == 5
+
+
+async def test_dropped_it_is_gone_everywhere(store: ShardedStore) -> None:
+    """A dropped chunk is in no shard any more; a committed one stays."""
+    kept, dropped = in_slot(0), in_slot(1)
+    await store.stage(TENANT, kept, rows(0))
+    await store.stage(TENANT, dropped, rows(1))
+    await store.commit_load(TENANT, "load", 1, [kept])
+    assert await store.drop(TENANT, [kept, dropped, new_id()]) == 1
+    with pytest.raises(UnknownChunk):
+        await store.commit_load(TENANT, "load", 2, [dropped])
+    for shard in store._shards.all:
+        assert shard.store is not None
+        assert await shard.store._staged(TENANT, [dropped]) == [None]
+    assert await take_all(store) == once(0)
+
+
+async def test_no_half_of_a_chunk_expires(store: ShardedStore, clock: ManualClock) -> None:
+    """Up to its last moment a chunk is there in all its parts; after it, it is in none that a commit would find."""
+    chunks = [in_slot(0), in_slot(1)]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    clock.advance(CHUNK_KEEP_S - 1)
+    await sweep_all(store)
+    assert await store.commit_load(TENANT, "load", 1, chunks[:1]) == Committed(12)
+    clock.advance(1)
+    await sweep_all(store)
+    with pytest.raises(UnknownChunk):
+        await store.commit_load(TENANT, "load", 2, chunks[1:])
+    clock.advance(CHUNK_KEEP_S)
+    await sweep_all(store)
+    assert await take_all(store) == once(0)
+    assert (await store.doctor()).clean
+
+
+async def test_who_stages_and_commits_at_once(store: ShardedStore) -> None:
+    """Ten stagers at once, and the same commit from ten callers: every row once."""
+    chunks = [new_id() for _ in range(10)]
+    await asyncio.gather(*(store.stage(TENANT, chunk_id, rows(n)) for n, chunk_id in enumerate(chunks)))
+    answers = await asyncio.gather(*(store.commit_load(TENANT, "load", 1, chunks) for _ in range(10)))
+    assert sorted(answer.rows for answer in answers) == [0] * 9 + [120]
+    assert await take_all(store) == once(*range(10))
+
+
+# ------------------------------------------------------------------------------------------------------------ crashes
+
+
+async def commit_and_die(store: ShardedStore, faults: Faults, chunks: list[bytes], steps: int) -> bool:
+    """Stages and commits two chunks, and dies after so many writes. False: it did not come to that."""
+    faults.crash_at = steps
+    try:
+        for n, chunk_id in enumerate(chunks):
+            await store.stage(TENANT, chunk_id, rows(n))
+        await store.commit_load(TENANT, "load", 1, chunks)
+    except Crash:
+        return True
+    finally:
+        faults.crash_at = None
+    return False
+
+
+STEPS = 12
+"""More than it takes: two chunks in three parts each, the decision, a commit in each shard, the end."""
+
+
+@pytest.mark.parametrize("steps", range(STEPS))
+@pytest.mark.parametrize("how", ["repeat", "sweep", "later", "drop"])
+async def test_a_crash_between_any_two_steps(
+    store: ShardedStore, faults: Faults, clock: ManualClock, steps: int, how: str
+) -> None:
+    """Wherever it died, no row is lost and none comes twice: a repeat, the sweep or a later commit of the same name
+    finishes what was decided, and what was not decided is not seen."""
+    chunks = [in_slot(0), in_slot(1)]
+    died = await commit_and_die(store, faults, chunks, steps)
+    assert died or steps == STEPS - 1
+    decided = ("decide", store._shards.of_name(TENANT, "load")) in faults.told
+    if how == "sweep":
+        clock.advance(ABANDONED_S + 1)
+        await sweep_all(store)
+        assert (await store.stats(TENANT)).total.ready == (24 if decided else 0)
+    elif how == "drop":
+        await store.drop(TENANT, chunks)
+    elif how == "later":
+        extra = in_slot(2)
+        await store.stage(TENANT, extra, keyed(1))
+        assert (await store.commit_load(TENANT, "load", 2, [extra])).rows == 5
+        ready = (await store.stats(TENANT)).total.ready
+        assert ready == (29 if decided else 5)
+        return
+    if not decided:
+        for n, chunk_id in enumerate(chunks):
+            await store.stage(TENANT, chunk_id, rows(n))
+    assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(0 if decided else 24, already=decided)
+    assert await take_all(store) == once(0, 1)
+    assert (await store.doctor()).clean
+
+
+@pytest.mark.parametrize("down", range(N))
+async def test_a_shard_that_is_down_during_a_commit(
+    store: ShardedStore, faults: Faults, clock: ManualClock, down: int
+) -> None:
+    """Before the decision the commit is refused; after it, the shard's part is done when it is back, however late."""
+    chunks = [in_slot(0), in_slot(1)]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    faults.down = {down}
+    with pytest.raises(StoreUnavailable, match=f"shard {down}"):
+        await store.commit_load(TENANT, "load", 1, chunks)
+    faults.down = set()
+    assert (await store.stats(TENANT)).total.ready == 0
+    decide = store._shards.all[store._shards.of_name(TENANT, "load")]
+    assert decide.store is not None
+    before = type(decide.store)._decide
+
+    async def decide_then_fail(self: LocalStore, decision: object) -> bool:
+        answer = await before(self, decision)  # type: ignore[arg-type]
+        faults.down = {down}
+        return answer
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(decide.store), "_decide", decide_then_fail)
+        with pytest.raises(StoreUnavailable, match=f"shard {down}"):
+            await store.commit_load(TENANT, "load", 1, chunks)
+    clock.advance(3 * CHUNK_KEEP_S)
+    await store.sweep()
+    faults.down = set()
+    await sweep_all(store)
+    assert await take_all(store) == once(0, 1)
+    assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(0, already=True)
+
+
+async def test_a_name_that_was_forgotten_begins_anew(store: ShardedStore, faults: Faults, clock: ManualClock) -> None:
+    """How far a load has come is known in one place: a shard that did its part late does not remember it longer."""
+    chunks = [in_slot(0), in_slot(1)]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    await store.commit_load(TENANT, "load", 7, chunks, forget_s=10)
+    clock.advance(11)
+    extra = in_slot(2)
+    await store.stage(TENANT, extra, rows(2))
+    assert await store.commit_load(TENANT, "load", 0, [extra], forget_s=10) == Committed(12)
+    assert await store.commit_load(TENANT, "load", 0, [extra], forget_s=10) == Committed(0, already=True)
+    await sweep_all(store)
+    assert await take_all(store) == once(0, 1, 2)
+
+
+KILLED = """
+from tests.shards.faults import Faults, open_faulty
+from tests.shards.test_loads import TENANT, rows
+async def main():
+    faults = Faults()
+    faults.kill, faults.crash_at = True, int(ARGS[0])
+    store = await open_faulty(URL, faults)
+    chunks = [bytes.fromhex(one) for one in ARGS[1:]]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    await store.commit_load(TENANT, "load", 1, chunks)
+    await store.close()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("steps", [6, 7, 8, 9, 10])
+@pytest.mark.parametrize("swept", [False, True])
+async def test_killed_between_two_steps(tmp_path: Path, children: Children, steps: int, swept: bool) -> None:
+    """The same on LMDB, where a process is really killed: who opens the set next finishes what was decided."""
+    chunks = [in_slot(0), in_slot(1)]
+    url = f"{tmp_path / 'set'}?n={N}"
+    killed = children.start(KILLED, url, steps, *(chunk_id.hex() for chunk_id in chunks))
+    killed.process.communicate(timeout=50)
+    assert killed.process.returncode == -9
+    clock = ManualClock(4_000_000_000_000) if swept else None
+    async with await open_faulty(url, Faults(), clock) as store:
+        decided = steps > 6
+        if swept and decided:
+            await sweep_all(store)
+            assert (await store.stats(TENANT)).total.ready == 24
+        elif not decided:
+            for n, chunk_id in enumerate(chunks):
+                await store.stage(TENANT, chunk_id, rows(n))
+        again = await store.commit_load(TENANT, "load", 1, chunks)
+        assert again == Committed(0 if decided else 24, already=decided)
+        assert await take_all(store) == once(0, 1)
+        assert (await store.doctor()).clean

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dibs import Dibs
+from dibs.ids import new_id
+from dibs.stores import open_store
+from dibs.task import NewTask, Status
+from dibs.testing.contract.steps import TENANT, in_slot
+from dibs.worker import Worker, WorkerOptions
+from tests.shards.faults import RELAXED, Faults, open_faulty
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("at_once")]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_an_outcome_waits_for_its_shard(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """A task whose shard goes down while its handler runs is completed when the shard is back: not failed, not run
+    again; the tasks of other shards do not wait for it."""
+    faults = Faults()
+    url = "memory:worker?n=2"
+    app = Dibs(f"shards:{url}")
+    runs: list[str] = []
+    started = asyncio.Event()
+
+    @app.task(name="work")
+    async def work() -> str:
+        runs.append("run")
+        if len(runs) == (1 if alone else 2):
+            faults.down = {1}
+            asyncio.get_running_loop().call_later(0.8, faults.down.clear)
+            started.set()
+        await started.wait()
+        return "done"
+
+    async def open_with_faults(*_: Any, **__: Any) -> Any:
+        return await open_faulty(url, faults)
+
+    async with await open_store(f"shards:{url}", settings=RELAXED) as store:
+        ids = [in_slot(1)] if alone else [in_slot(0), in_slot(1)]
+        await store.enqueue(TENANT, [NewTask(command="work", id=task_id, payload=b"{}") for task_id in ids])
+        monkeypatch.setattr("dibs.app.open_store", open_with_faults)
+        async with asyncio.timeout(30):
+            await Worker(app, WorkerOptions(drain=True)).run()
+        tasks = await store.get(TENANT, [*ids, new_id()])
+        assert [task.status for task in tasks if task] == [Status.COMPLETED] * len(ids)
+        assert len(runs) == len(ids)
