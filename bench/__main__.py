@@ -12,7 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from bench import backlog, contend, cycle, footprint, latency, loads, profile, shards, sweep, tasks, wakeup
+from bench import (
+    backlog,
+    contend,
+    cycle,
+    fairness,
+    footprint,
+    latency,
+    limits,
+    loads,
+    profile,
+    shards,
+    sweep,
+    tasks,
+    wakeup,
+)
 from bench.figures import Figure, Results
 from bench.machine import describe_machine, fsync_ms, revision, versions
 from bench.show import Progress, print_table
@@ -33,6 +47,8 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "shards": shards.measure,
     "tasks": tasks.measure,
     "loads": loads.measure,
+    "limits": limits.measure,
+    "fairness": fairness.measure,
 }
 #: Prints instead of measuring, and only when it is named.
 PROFILE = "profile"

@@ -13,12 +13,13 @@ from types import NoneType
 from typing import Any
 
 from msgspec import Struct, msgpack
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from dibs.codec import check_codec_name
 from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
 from dibs.ids import ID_BYTES, key_digest, slot_of
 from dibs.task import (
+    ALL_COMMANDS,
     BATCH_MAX,
     CHUNKS_MAX,
     DELAY_HORIZON_S,
@@ -27,15 +28,18 @@ from dibs.task import (
     MAX_ATTEMPTS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    WEIGHT_MAX,
     ByKey,
     ErrorInfo,
     Filter,
     Heartbeat,
+    KeyLimit,
     Kind,
     NewTask,
     Place,
     Progress,
     QueueConfig,
+    QueueLimits,
     Rows,
     Settlement,
     Status,
@@ -43,6 +47,8 @@ from dibs.task import (
     WorkerInfo,
 )
 
+ALL_TENANTS = "*"
+"""The operator's tenant: every tenant at once, for the verbs that say they take it."""
 NAME_MAX_BYTES = 128
 KEY_MAX_BYTES = 512
 TEXT_MAX_CHARS = 200
@@ -51,6 +57,8 @@ WAIT_MAX_S = 3600.0
 TTL_MAX_S = 10 * 366 * 86_400.0
 TIMEOUT_MAX_S = 7 * 86_400.0
 LIMIT_COST_MAX = 1_000_000
+IN_FLIGHT_MAX = 1_000_000
+RATE_MIN, RATE_MAX = 1 / 86_400, 1_000_000
 COMMANDS_MAX = 100
 CHUNK_MAX_BYTES = 1 << 20
 SEQ_MAX = (1 << 62) - 1
@@ -61,6 +69,8 @@ RUN_AT_MAX_MS = 1 << 46
 _COMPLETE = Kind.COMPLETE
 _OPTIONS_FROM = NewTask.__struct_fields__.index("priority")
 _NO_OPTIONS = astuple(NewTask(command="c"))[_OPTIONS_FROM:]
+_NO_CONFIG = QueueConfig()
+_NO_LIMITS = QueueLimits()
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -92,6 +102,8 @@ class Limits(Struct, frozen=True):
 def check_tenant(name: str) -> None:
     """A tenant is 1 to 64 of ``a-z 0-9 . _ -``, starting with a letter or digit."""
     if type(name) is not str or not _is_tenant(name):
+        if name == ALL_TENANTS:
+            raise InvalidName("'*' is every tenant, which claim and events take: name a single tenant here")
         raise InvalidName(f"{_short(name)} is not a tenant: use 1 to 64 of a-z 0-9 . _ -, starting with a-z or 0-9")
 
 
@@ -309,12 +321,52 @@ def _check_defaults(options: NewTask | QueueConfig) -> None:
         check_number("retention_s", options.retention_s, 0, TTL_MAX_S)
 
 
-def check_queue_config(config: QueueConfig) -> None:
-    """A queue's configuration obeys the ranges of the options it is the default for."""
+def check_queue_config(command: str, config: QueueConfig) -> None:
+    """A queue's configuration obeys the ranges of the options it is the default for; the whole tenant's (`*`) has a
+    few fields of it only."""
     _check_typed(config, QueueConfig)
+    if command == ALL_COMMANDS:
+        _check_tenant_config(config)
+    else:
+        check_command(command)
+        if config.weight is not None:
+            raise InvalidOption("a weight is the whole tenant's: configure the command '*'")
     _check_defaults(config)
     if config.dead_retention_s is not None:
         check_number("dead_retention_s", config.dead_retention_s, 0, TTL_MAX_S)
+    if config.limits is not None:
+        _check_limits(config.limits)
+
+
+def _check_tenant_config(config: QueueConfig) -> None:
+    if replace(config, paused=False, limits=None, weight=None) != _NO_CONFIG:
+        raise InvalidOption("all the queues of a tenant ('*') have paused, limits.in_flight and weight in common only")
+    if config.limits is not None and config.limits.per_key is not None:
+        raise InvalidOption("limits per key are a queue's: configure its command, not '*'")
+    if config.weight is not None:
+        check_whole("weight", config.weight, 1, WEIGHT_MAX)
+
+
+def _check_limits(limits: QueueLimits) -> None:
+    if limits == _NO_LIMITS:
+        raise InvalidOption("limits without a limit: give in_flight or per_key, or leave limits out")
+    if limits.in_flight is not None:
+        check_whole("limits.in_flight", limits.in_flight, 1, IN_FLIGHT_MAX)
+    if limits.per_key is not None:
+        _check_key_limit(limits.per_key)
+
+
+def _check_key_limit(limit: KeyLimit) -> None:
+    if limit.in_flight is None and limit.rate is None:
+        raise InvalidOption("a limit per key without a limit: give in_flight or rate")
+    if limit.in_flight is not None:
+        check_whole("limits.per_key.in_flight", limit.in_flight, 1, IN_FLIGHT_MAX)
+    if limit.rate is not None:
+        check_number("limits.per_key.rate", limit.rate, RATE_MIN, RATE_MAX)
+    if limit.burst is not None:
+        if limit.rate is None:
+            raise InvalidOption("burst goes with rate: give both, or none")
+        check_number("limits.per_key.burst", limit.burst, 1, RATE_MAX)
 
 
 def check_lease_s(lease_s: float) -> None:

@@ -67,7 +67,7 @@ class Kind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a task ended other than by completing, where the queue itself decided."""
+    """Why a task ended other than by completing, or went on, where the queue itself decided."""
 
     FAILED = "FAILED"
     MAX_ATTEMPTS = "MAX_ATTEMPTS"
@@ -75,6 +75,8 @@ class Reason(StrEnum):
     CANCELLED = "CANCELLED"
     EXPIRED = "EXPIRED"
     DUPLICATE = "DUPLICATE"
+    LIMIT = "LIMIT"
+    """With `promoted`: its limit_key has room again."""
 
 
 class Cause(StrEnum):
@@ -460,8 +462,36 @@ class Acted(Struct, frozen=True):
 # ----------------------------------------------------------------------------------------------------------- queues
 
 
+class KeyLimit(Struct, frozen=True, kw_only=True, gc=False):
+    """What the tasks of one queue that share a `limit_key` may use together. Those over it wait, and hold up nobody
+    else."""
+
+    in_flight: int | None = None
+    """So many of them are in progress at once."""
+    rate: float | None = None
+    """So many may start per second, in the long run; a task counts for its `limit_cost`."""
+    burst: float | None = None
+    """So many may start at once after a pause; the default is one second's worth, and at least 1. A task that costs
+    more than that starts when nothing has started for long enough."""
+
+
+class QueueLimits(Struct, frozen=True, kw_only=True, gc=False):
+    """How much of a queue, or of a whole tenant, may be in progress."""
+
+    in_flight: int | None = None
+    """So many of its tasks are in progress at once."""
+    per_key: KeyLimit | None = None
+    """The same for each `limit_key` by itself."""
+
+
+#: The command that stands for all the queues of a tenant, in `configure`.
+ALL_COMMANDS = "*"
+WEIGHT_DEFAULT, WEIGHT_MAX = 1, 100
+
+
 class QueueConfig(Struct, frozen=True, kw_only=True):
-    """How one queue behaves; what a task leaves open is taken from here."""
+    """How one queue behaves; what a task leaves open is taken from here. That of the command `*` is about the whole
+    tenant: `paused`, `limits.in_flight` and `weight`."""
 
     paused: bool = False
     """Nothing is claimed; everything else goes on."""
@@ -473,6 +503,10 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     dead_retention_s: float | None = None
     backoff: Backoff | None = None
     """For workers and servers that have no policy of their own for a task."""
+    limits: QueueLimits | None = None
+    weight: int | None = None
+    """Of a tenant: how many tasks it has for each one of a tenant of weight 1 (the default), where workers serve them
+    all."""
 
 
 class QueueStats(Struct, frozen=True, kw_only=True, gc=False):
@@ -488,6 +522,7 @@ class QueueStats(Struct, frozen=True, kw_only=True, gc=False):
     paused: bool = False
     oldest_ready_ms: int | None = None
     """When the task at the head of the queue was enqueued or last became ready."""
+    limits: QueueLimits | None = None
 
 
 class Stats(Struct, frozen=True):

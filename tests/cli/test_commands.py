@@ -260,6 +260,24 @@ class TestQueues:
         shell("pause", "reprot")
         assert "check the name" in shell.err
 
+    def test_limits(self, here: Filled, shell: Shell) -> None:
+        """Limits are set one by one, shown in a few words, and forgotten together; `*` is the whole tenant."""
+        shell.json("configure", "mail", "--in-flight", "9", "--key-rate", "120/m")
+        config = shell.json("configure", "mail", "--key-in-flight", "2", "--key-burst", "4")["config"]
+        assert config["limits"] == {"in_flight": 9, "per_key": {"in_flight": 2, "rate": 2.0, "burst": 4.0}}
+        assert "in-flight=9 key-in-flight=2 key-rate=2/s key-burst=4" in shell("configure", "mail", "--lease", "60s")
+        shell.json("configure", "*", "--in-flight", "50", "--weight", "3")
+        told = shell.json("queues")
+        assert (told["config"]["limits"]["in_flight"], told["config"]["weight"]) == (50, 3)
+        assert "*" not in {queue["command"] for queue in told["queues"]}
+        assert shell.json("configure", "mail", "--no-limits")["config"]["limits"] is None
+        assert shell.json("configure", "*", "--reset")["config"]["weight"] is None
+
+    def test_limits_that_make_no_sense(self, here: Filled, shell: Shell) -> None:
+        """A rate that is none, a burst without a rate, a queue's weight: refused with a reason."""
+        for flags in (["mail", "--key-rate", "5/x"], ["mail", "--key-burst", "3"], ["mail", "--weight", "3"]):
+            shell("configure", *flags, code=2)
+
     def test_configure(self, here: Filled, shell: Shell) -> None:
         """What is given is set, what is not stays; --reset forgets all but the pause."""
         config = shell.json("configure", "report", "--priority", "7", "--dead-retention", "30d")["config"]

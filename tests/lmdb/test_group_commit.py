@@ -177,7 +177,7 @@ async def test_claims_past_many_deadlines_ask_again(
     store: OrderedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claims that gave up amid tasks past their start deadline go on in another transaction, each to its task."""
-    monkeypatch.setattr(claim_module, "EXPIRED_PER_CLAIM", 4)
+    monkeypatch.setattr(claim_module, "ASIDE_PER_CLAIM", 4)
     await put_many(store, 20, expires_s=0.001)
     ids = await put_many(store, 3)
     clock.advance(1)

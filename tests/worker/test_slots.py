@@ -149,6 +149,26 @@ async def test_several_tenants_in_one_worker(app: Dibs) -> None:
     assert await drained(app) == Summary()
 
 
+@pytest.mark.parametrize("drain", [False, True])
+async def test_all_tenants_in_one_worker(app: Dibs, drain: bool) -> None:
+    """A worker of all tenants runs everybody's tasks, also of tenants that come later, with a single slot; it is known
+    to its app's own tenant."""
+    work = declare(app, "thread", lambda value: value)
+    names = [f"tenant-{n}" for n in range(5)]
+    handles = [await work.options(tenant=name).aenqueue(name) for name in names]
+    async with working(app, tenants=("*",), threads=1, drain=drain):
+        assert [await handle for handle in handles] == names
+        if not drain:
+            assert await (await work.options(tenant="new").aenqueue("late")) == "late"
+            assert len(await app.ask(lambda store: store.workers(app.tenant))) == 1
+
+
+def test_all_tenants_and_some_is_refused() -> None:
+    """Every tenant, and one of them: it makes no sense."""
+    with pytest.raises(InvalidOption, match="alone"):
+        WorkerOptions(tenants=("*", "acme"))
+
+
 async def test_tenants_share_the_slots_fairly(app: Dibs) -> None:
     """Tenants that share one slot each get it in turn, also when one of them has much more to do."""
     order: list[str] = []

@@ -39,7 +39,9 @@ COMMANDS: dict[str, Entry] = {
     "queues": Entry("Queues", "dibs.cli.queues:queues", "Show each queue's counts and configuration."),
     "pause": Entry("Queues", "dibs.cli.queues:pause", "Stop claims from a queue; everything else goes on."),
     "resume": Entry("Queues", "dibs.cli.queues:resume", "Let a paused queue be claimed from again."),
-    "configure": Entry("Queues", "dibs.cli.queues:configure", "Set what a queue's tasks get by default."),
+    "configure": Entry(
+        "Queues", "dibs.cli.queues:configure", "Set what a queue's tasks get by default, and its limits."
+    ),
     "workers": Entry("Queues", "dibs.cli.queues:workers", "Show the workers that are alive."),
     "stats": Entry("Queues", "dibs.cli.queues:stats", "Show a tenant's totals, or every tenant's."),
     "export": Entry("Store", "dibs.cli.journal:export", "Write the journal as JSON lines or Parquet."),

@@ -173,6 +173,22 @@ class _Time(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
         return round(at.timestamp() * 1000)
 
 
+class _Rate(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        number, _, unit = str(value).partition("/")
+        try:
+            return float(number) / _SECONDS[unit or "s"]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is not a rate: write a number and /s, /m, /h or /d, such as 100/m", param, ctx)
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
 class _TaskId(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     name = "id"
 
@@ -187,6 +203,8 @@ class _TaskId(click.ParamType):  # type: ignore[type-arg]  # not generic before 
 
 DURATION = _Duration()
 """Seconds, or ``90s``, ``5m``, ``12h``, ``7d``; becomes seconds."""
+RATE = _Rate()
+"""Per second, or ``5/s``, ``100/m``, ``1000/h``, ``10000/d``; becomes a number per second."""
 TIME = _Time()
 """ISO 8601 with a time zone; becomes milliseconds since the epoch."""
 TASK_ID = _TaskId()

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from msgspec.structs import asdict, replace
 
-from dibs.cli.context import DURATION, Command, Session, pass_session
+from dibs.cli.context import DURATION, RATE, Command, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import (
     Cell,
@@ -25,7 +25,18 @@ from dibs.cli.shapes import config_shape, counts_shape, queue_shape, worker_shap
 from dibs.settings import mask
 from dibs.stores.local import LocalStore
 from dibs.stores.protocol import ALL_TENANTS, Store
-from dibs.task import PRIORITY_MAX, PRIORITY_MIN, QueueConfig, QueueStats, Stats, WorkerInfo
+from dibs.task import (
+    ALL_COMMANDS,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    WEIGHT_MAX,
+    KeyLimit,
+    QueueConfig,
+    QueueLimits,
+    QueueStats,
+    Stats,
+    WorkerInfo,
+)
 
 # ------------------------------------------------------------------------------------------------------- queues
 
@@ -44,17 +55,21 @@ def queues(session: Session, /, commands: tuple[str, ...]) -> int:
     """Show each queue's counts and configuration.
 
     OLDEST is how long the task at the head of the queue has been ready. What a queue's configuration leaves open is
-    the library's default.
+    the library's default. A line * is about the whole tenant, if that was configured.
     """
 
-    async def look(store: Store) -> list[tuple[QueueStats, QueueConfig]]:
+    async def look(store: Store) -> tuple[list[tuple[QueueStats, QueueConfig]], QueueStats, QueueConfig]:
         found = await store.stats(session.tenant, list(commands) or None)
-        return [(queue, await store.configure(session.tenant, queue.command)) for queue in found.queues]
+        rows = [(queue, await store.configure(session.tenant, queue.command)) for queue in found.queues]
+        return rows, found.total, await store.configure(session.tenant, ALL_COMMANDS)
 
-    rows = session.run(look)
+    rows, total, whole = session.run(look)
     if session.json:
-        echo_json({"tenant": session.tenant, "queues": [queue_shape(queue, config) for queue, config in rows]})
+        queues = [queue_shape(queue, config) for queue, config in rows]
+        echo_json({"tenant": session.tenant, "config": config_shape(whole), "queues": queues})
     else:
+        if whole != QueueConfig():
+            rows.append((replace(total, command=ALL_COMMANDS), whole))
         echo_table(QUEUE_COLUMNS, [_queue_row(*row) for row in rows], empty="No task was ever enqueued here.")
     return Exit.OK
 
@@ -84,11 +99,21 @@ def _config_text(config: QueueConfig) -> str:
     for name, value in asdict(config).items():
         if name == "backoff" and value is not None:
             words.append(f"backoff={value.kind}")
+        elif name == "limits" and value is not None:
+            words += _limit_words(value)
         elif name.endswith("_s") and value is not None:
             words.append(f"{name[:-2].replace('_', '-')}={exact_duration_text(value)}")
         elif name != "paused" and value is not None:
             words.append(f"{name.replace('_', '-')}={value}")
     return " ".join(words)
+
+
+def _limit_words(limits: QueueLimits) -> list[str]:
+    per_key = limits.per_key or KeyLimit()
+    rate = None if per_key.rate is None else f"{per_key.rate:g}/s"
+    burst = None if per_key.burst is None else f"{per_key.burst:g}"
+    given = {"in-flight": limits.in_flight, "key-in-flight": per_key.in_flight, "key-rate": rate, "key-burst": burst}
+    return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
 @click.command(
@@ -104,7 +129,7 @@ def _config_text(config: QueueConfig) -> str:
 def pause(session: Session, /, command: str) -> int:
     """Stop claims from a queue; everything else goes on.
 
-    Tasks can still be enqueued, and those in progress are finished.
+    Tasks can still be enqueued, and those in progress are finished. '*' stops all the queues of the tenant.
     """
     return _set(session, command, "paused", paused=True)
 
@@ -128,6 +153,8 @@ def resume(session: Session, /, command: str) -> int:
     examples="""
     dibs configure report --priority 7 --max-attempts 3
     dibs configure import --lease 5m --result-ttl 1h
+    dibs configure call-api --in-flight 50 --key-rate 100/m --key-in-flight 5
+    dibs configure '*' --in-flight 200 --weight 3
     dibs configure import --reset
     """,
 )
@@ -138,14 +165,21 @@ def resume(session: Session, /, command: str) -> int:
 @click.option("--result-ttl", "result_ttl_s", type=DURATION, help="How long results are kept.")
 @click.option("--retention", "retention_s", type=DURATION, help="How long records and keys are kept.")
 @click.option("--dead-retention", "dead_retention_s", type=DURATION, help="How long dead letters are kept.")
+@click.option("--in-flight", type=click.IntRange(min=1), help="At most so many in progress.")
+@click.option("--key-in-flight", type=click.IntRange(min=1), help="At most so many in progress of each limit_key.")
+@click.option("--key-rate", type=RATE, help="At most so many starts of each limit_key: 5/s, 100/m, 1000/h.")
+@click.option("--key-burst", type=float, help="So many of them may start at once.  [one second's, at least 1]")
+@click.option("--no-limits", is_flag=True, help="Forget the limits that were set before.")
+@click.option("--weight", type=click.IntRange(1, WEIGHT_MAX), help="The tenant's share of workers that serve all.")
 @click.option("--reset", is_flag=True, help="Forget what was set before; a paused queue stays paused.")
 @pass_session
 def configure(session: Session, /, command: str, reset: bool, **options: Any) -> int:
-    """Set what a queue's tasks get by default.
+    """Set what a queue's tasks get by default, and its limits.
 
-    What a task says for itself comes before this, and what is not given here stays as it is.
+    What a task says for itself comes before this, and what is not given here stays as it is. The command '*' is about
+    the whole tenant: --in-flight over all its queues, and --weight.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
     if not given and not reset:
         raise click.UsageError("Say what to set, or --reset; `dibs queues` shows what is set.")
     return _set(session, command, "configured", reset=reset, **given)
@@ -156,8 +190,8 @@ def _set(session: Session, command: str, verb: str, *, reset: bool = False, **ch
         known = command in {queue.command for queue in (await store.stats(session.tenant)).queues}
         held = await store.configure(session.tenant, command)
         kept = QueueConfig(paused=held.paused) if reset else held
-        config = await store.configure(session.tenant, command, replace(kept, **changes))
-        return config, known
+        config = await store.configure(session.tenant, command, _changed(kept, changes))
+        return config, known or command == ALL_COMMANDS
 
     config, known = session.run(change)
     if session.json:
@@ -168,6 +202,18 @@ def _set(session: Session, command: str, verb: str, *, reset: bool = False, **ch
     if not known:
         note("Nobody has used or configured it before; check the name if that surprises you.")
     return Exit.OK
+
+
+def _changed(held: QueueConfig, changes: dict[str, Any]) -> QueueConfig:
+    """The configuration with what was asked for; limits that are not named stay."""
+    limits = QueueLimits() if "no_limits" in changes or held.limits is None else held.limits
+    per_key = limits.per_key or KeyLimit()
+    of_queue = {name: changes[name] for name in ("in_flight",) if name in changes}
+    of_key = {name: changes[f"key_{name}"] for name in ("in_flight", "rate", "burst") if f"key_{name}" in changes}
+    per_key = replace(per_key, **of_key)
+    limits = replace(limits, **of_queue, per_key=None if per_key == KeyLimit() else per_key)
+    others = {name: changes[name] for name in changes if name in QueueConfig.__struct_fields__}
+    return replace(held, **others, limits=None if limits == QueueLimits() else limits)
 
 
 # ------------------------------------------------------------------------------------------------------ workers

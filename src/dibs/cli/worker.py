@@ -36,6 +36,7 @@ EXAMPLES = """
 dibs worker shop.tasks:app
 dibs worker shop.tasks:app --processes 4 --concurrency 200
 dibs worker shop.tasks:app --commands shop.tasks.mail --drain
+dibs worker shop.tasks:app --tenant '*'
 dibs worker shop/tasks.py:app --reload
 """
 
@@ -43,7 +44,9 @@ dibs worker shop/tasks.py:app --reload
 @click.command(cls=Command, examples=EXAMPLES)
 @click.argument("apps", metavar="MODULE:APP...", nargs=-1, required=True)
 @click.option("--commands", "-c", multiple=True, metavar="COMMAND", help="Only these; may be repeated. Default: all.")
-@click.option("--tenant", multiple=True, metavar="TENANT", help="Whose tasks; may be repeated. Default: the app's.")
+@click.option(
+    "--tenant", multiple=True, metavar="TENANT", help="Whose tasks; may be repeated; '*': all. Default: the app's."
+)
 @click.option("--concurrency", type=int, default=USUAL.concurrency, show_default=True, help="Async handlers at once.")
 @click.option("--threads", type=int, default=USUAL.threads, show_default=True, help="Plain handlers at once.")
 @click.option("--pool", type=int, default=USUAL.pool, show_default=True, help='Handlers with run_in="process" at once.')

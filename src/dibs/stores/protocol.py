@@ -25,6 +25,7 @@ from dibs.stores.batches import batches, ids_of, listed, merged, rows_of, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
 from dibs.task import (
+    ALL_COMMANDS,
     BATCH_MAX,
     CHUNK_KEEP_S,
     Acted,
@@ -62,8 +63,7 @@ from dibs.task import (
     WorkerInfo,
 )
 
-#: The operator's tenant: every tenant at once, for the verbs that say they take it.
-ALL_TENANTS = "*"
+ALL_TENANTS = checks.ALL_TENANTS
 
 SWEEP_BUDGET = 1_000
 
@@ -124,9 +124,14 @@ class Store(abc.ABC):
 
         Commands are tried in the order given. Without `lease_s` the task's own lease counts, then the queue's. Waits up
         to `wait_s` for the first task. A repeated `claim_id` returns the leases of the first call that are still alive.
-        If the call is cancelled, what it had taken is released.
+        If the call is cancelled, what it had taken is released. What a queue's or tenant's limits do not allow is not
+        taken.
+
+        `*` claims from every tenant in turn, each by its weight; how many tasks one has does not matter to the others.
+        The operator's.
         """
-        checks.check_tenant(tenant)
+        if tenant != ALL_TENANTS:
+            checks.check_tenant(tenant)
         checks.check_commands(commands)
         checks.check_limit(limit)
         if lease_s is not None:
@@ -305,11 +310,13 @@ class Store(abc.ABC):
         return await self._stats(tenant, commands)
 
     async def configure(self, tenant: str, command: str, config: QueueConfig | None = None) -> QueueConfig:
-        """Sets a queue's configuration and returns it; without one, returns what holds now."""
+        """Sets a queue's configuration and returns it; without one, returns what holds now. The command `*` is all the
+        queues of the tenant together."""
         checks.check_tenant(tenant)
-        checks.check_command(command)
         if config is not None:
-            checks.check_queue_config(config)
+            checks.check_queue_config(command, config)
+        elif command != ALL_COMMANDS:
+            checks.check_command(command)
         return await self._configure(tenant, command, config)
 
     async def register(self, tenant: str, info: WorkerInfo, ttl_s: float) -> None:

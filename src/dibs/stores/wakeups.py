@@ -1,6 +1,7 @@
 """Who waits for what within one event loop, and whom to wake.
 
-A claim waits on :class:`Ready` topics: so many claimers are woken as there are tasks, first come, first served. A
+A claim waits on :class:`Ready` topics: so many claimers are woken as there are tasks, first come, first served, and a
+claimer of all tenants after those of the tenant. A
 :class:`Ended` or :class:`Journalled` topic wakes everybody who waits on it. Nothing here is a promise that the task is
 still there: a woken waiter looks again, and every wait has a fallback look behind it.
 """
@@ -14,9 +15,11 @@ from typing import Self
 
 from msgspec import Struct
 
+from dibs.checks import ALL_TENANTS
+
 
 class Ready(Struct, frozen=True, gc=False):
-    """Something became ready in this queue."""
+    """Something became ready in this queue. A claim of all tenants waits for `Ready("*", command)`."""
 
     tenant: str
     command: str
@@ -51,13 +54,21 @@ class Wakeups:
         return Subscription(self, tuple(topics), limit)
 
     def wake(self, topic: Ready, count: int) -> None:
-        """Wakes waiting claimers, the longest waiting first, until they can use `count` tasks."""
-        for subscription in self._waiting.get(topic, ()):
-            if count <= 0:
-                return
-            if not subscription.woken:
-                subscription.set()
-                count -= subscription.limit
+        """Wakes waiting claimers, the longest waiting first, until they can use `count` tasks: those of the tenant
+        before those of all tenants."""
+        for whose in (topic, Ready(ALL_TENANTS, topic.command)):
+            for subscription in self._waiting.get(whose, ()):
+                if count <= 0:
+                    return
+                if not subscription.woken:
+                    subscription.set(topic)
+                    count -= subscription.limit
+
+    def wake_tenant(self, tenant: str, count: int) -> None:
+        """Wakes claimers of every queue of a tenant, `count` of each: nobody knows in which of them tasks wait."""
+        for topic in [topic for topic in self._waiting if isinstance(topic, Ready)]:
+            if topic.tenant in (tenant, ALL_TENANTS):
+                self.wake(Ready(tenant, topic.command), count)
 
     def wake_all(self, topic: Topic) -> None:
         """Wakes everybody who waits on `topic`."""
@@ -90,14 +101,16 @@ class Subscription:
         self.limit = limit
         self._room = room
         self._event = asyncio.Event()
+        self._by: Ready | None = None
 
     @property
     def woken(self) -> bool:
         """True from a wake-up until the next `wait` takes it."""
         return self._event.is_set()
 
-    def set(self) -> None:
+    def set(self, by: Ready | None = None) -> None:
         """Wakes this waiter, now or at its next `wait`."""
+        self._by = by
         self._event.set()
 
     def share(self, other: Subscription) -> None:
@@ -125,6 +138,6 @@ class Subscription:
 
     def _pass_on(self) -> None:
         """A waiter that leaves without having used its wake-up gives it to the next one."""
-        for topic in self.topics:
+        for topic in dict.fromkeys((*self.topics, self._by)):
             if isinstance(topic, Ready):
                 self._room.wake(topic, self.limit)

@@ -13,6 +13,7 @@ only a key that nobody holds, and loses only one that somebody holds, or held wi
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from dibs.clock import Clock
 from dibs.ids import CHUNK_BYTES
 from dibs.stores.batches import row_ids
 from dibs.task import (
+    ALL_COMMANDS,
     CHUNK_KEEP_S,
     DEAD_RETENTION_DEFAULT_S,
     LEASE_DEFAULT_S,
@@ -42,12 +44,14 @@ from dibs.task import (
     Extended,
     Filter,
     Heartbeat,
+    KeyLimit,
     Kind,
     Lease,
     LeaseLost,
     NewTask,
     Place,
     Progress,
+    QueueLimits,
     QueueStats,
     Reason,
     Result,
@@ -129,6 +133,8 @@ class Known:
     unkept: bool = False
     faded: bool = False
     """The result was pruned; the record is still there."""
+    counted: bool = False
+    """It was claimed under a limit of its limit_key."""
     undecided: bool = False
     """A row with a key that it neither holds nor has lost."""
 
@@ -214,6 +220,17 @@ class Known:
 
 
 @dataclass
+class Claimable:
+    """What a queue has for a claim."""
+
+    pool: list[Known]
+    """What has to be delivered, as far as limits allow."""
+    open_to_it: list[Known]
+    """What may be: rows whose key is held by a task that is past its start deadline, and tasks that a row with their
+    key has just revived."""
+
+
+@dataclass
 class Model:
     """The queue, said simply. `step` grows with every operation: it is what first in, first out goes by."""
 
@@ -221,6 +238,8 @@ class Model:
     tasks: dict[tuple[str, bytes], Known] = field(default_factory=dict)
     keys: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
     paused: set[tuple[str, str]] = field(default_factory=set)
+    limits: dict[tuple[str, str], QueueLimits] = field(default_factory=dict)
+    """By tenant and command, or `*` for all of the tenant's."""
     claims: dict[tuple[str, bytes], list[tuple[bytes, bytes]]] = field(default_factory=dict)
     pruned: set[tuple[str, bytes]] = field(default_factory=set)
     staged: dict[tuple[str, bytes], tuple[Sequence[NewTask], int]] = field(default_factory=dict)
@@ -388,28 +407,90 @@ class Model:
         for shard, command in itertools.product(shards, commands):
             if (tenant, command) in self.paused or len(leases) - len(left) == limit:
                 continue
-            pool, open_to_it = self._claimable(tenant, command, shard, {lease.id for lease in leases}, after)
-            while pool + open_to_it and len(leases) - len(left) < limit:
-                if not left or all(task.id != left[0].id for task in pool + open_to_it):
-                    assert not pool, f"{len(pool)} more tasks could have been claimed from {command}"
-                    break
-                lease = left.pop(0)
-                [task] = [task for task in pool + open_to_it if task.id == lease.id]
-                assert task in open_to_it or task.order == min(other.order for other in pool), "not the first in order"
-                (pool if task in pool else open_to_it).remove(task)
-                self._decide_by_delivery(task)
-                self._grant(task, lease, lease_s, worker)
-                pool = [other for other in pool if not (other.undecided and other.name == task.name)]
+            ready = self._claimable(tenant, command, shard, {lease.id for lease in leases}, after)
+            while len(leases) - len(left) < limit and left and self._deliver(ready, left[0], lease_s, worker):
+                left.pop(0)
+            allowed = self._allowed(ready.pool) if len(leases) - len(left) < limit else []
+            assert not allowed, f"{len(allowed)} more tasks could have been claimed from {command}"
         assert not left, "more was delivered than is ready"
         if claim_id is not None and leases:
             self.claims[(tenant, claim_id)] = [(lease.id, lease.token) for lease in leases]
         self._adopt(tenant, after, {lease.id for lease in leases})
 
+    def claimed_fairly(
+        self,
+        tenants: Sequence[str],
+        commands: Sequence[str],
+        limit: int,
+        leases: list[Lease],
+        after: Callable[[Known], Task | None],
+    ) -> None:
+        """Checks what a claim of all tenants returned: each tenant's own order, and turns."""
+        taken = {tenant: {lease.id for lease in leases if lease.tenant == tenant} for tenant in tenants}
+        shards = dict.fromkeys(self.shard_of(task_id) for _, task_id in self.tasks)
+        queues = {
+            tenant: [
+                self._claimable(tenant, command, shard, taken[tenant], after)
+                for shard in shards
+                for command in commands
+                if (tenant, command) not in self.paused
+            ]
+            for tenant in tenants
+        }
+        shares = dict.fromkeys(tenants, 0)
+        for lease in leases:
+            for ready in queues[lease.tenant]:
+                if self._deliver(ready, lease, None, ""):
+                    break
+                assert not self._allowed(ready.pool), "a task was delivered that is not in the first queue that has any"
+            else:
+                raise AssertionError("more was delivered than is ready")
+            shares[lease.tenant] += 1
+        more = [tenant for tenant in tenants if any(self._allowed(ready.pool) for ready in queues[tenant])]
+        assert len(leases) == limit or not more, f"{more} could have given more"
+        assert all(shares[tenant] + 1 >= max(shares.values()) for tenant in more), f"{shares}, and {more} have more"
+        for tenant in tenants:
+            self._adopt(tenant, after, taken[tenant])
+
+    def _deliver(self, ready: Claimable, lease: Lease, lease_s: float | None, worker: str) -> bool:
+        """Takes note of a delivery from a queue, which must be the first that limits allow; False if it is not from
+        there."""
+        allowed = self._allowed(ready.pool)
+        task = next((task for task in allowed + ready.open_to_it if task.id == lease.id), None)
+        if task is None:
+            return False
+        assert task in ready.open_to_it or task.order == min(other.order for other in allowed), "not the first in order"
+        (ready.open_to_it if task in ready.open_to_it else ready.pool).remove(task)
+        self._decide_by_delivery(task)
+        self._grant(task, lease, lease_s, worker)
+        ready.pool = [other for other in ready.pool if not (other.undecided and other.name == task.name)]
+        return True
+
+    def _allowed(self, pool: list[Known]) -> list[Known]:
+        """Those of a queue's pool that limits let anybody claim now."""
+        if not pool:
+            return []
+        tenant, command = pool[0].tenant, pool[0].new.command
+        leased = [task for task in self._of(tenant) if task.place is Place.LEASED]
+        here = [task for task in leased if task.new.command == command]
+        for name, count in ((ALL_COMMANDS, len(leased)), (command, len(here))):
+            limits = self.limits.get((tenant, name))
+            if limits is not None and limits.in_flight is not None and count >= limits.in_flight:
+                return []
+        rule = self._key_limit(tenant, command)
+        if rule is None or rule.in_flight is None:
+            return pool
+        used = Counter(task.new.limit_key for task in here if task.counted)
+        return [task for task in pool if task.new.limit_key is None or used[task.new.limit_key] < rule.in_flight]
+
+    def _key_limit(self, tenant: str, command: str) -> KeyLimit | None:
+        limits = self.limits.get((tenant, command))
+        return None if limits is None else limits.per_key
+
     def _claimable(
         self, tenant: str, command: str, shard: int, taken: set[bytes], after: Callable[[Known], Task | None]
-    ) -> tuple[list[Known], list[Known]]:
-        """Returns what has to be delivered, and what may be: rows whose key is held by a task that is past its start
-        deadline, and tasks that a row with their key has just revived."""
+    ) -> Claimable:
+        """Returns what there is to deliver in a queue of a shard."""
         queue = [t for t in self._of(tenant) if t.new.command == command and self.shard_of(t.id) == shard]
         for task in queue:
             if task.due(self.now_ms):
@@ -430,7 +511,7 @@ class Model:
                 pool.append(task)
             elif owner is not None and owner.late(self.now_ms):
                 open_to_it.append(task)
-        return pool, open_to_it
+        return Claimable(pool, open_to_it)
 
     def _decide_by_delivery(self, task: Known) -> None:
         """A row that was delivered holds its key; a holder that was not started in time has just ended."""
@@ -445,6 +526,7 @@ class Model:
     def _grant(self, task: Known, lease: Lease, lease_s: float | None, worker: str) -> None:
         lease_ms = _ms(lease_s or task.new.lease_s or LEASE_DEFAULT_S)
         task.attempts += 1
+        task.counted = task.new.limit_key is not None and self._key_limit(task.tenant, task.new.command) is not None
         task.home = task.rank
         task.worker = worker or None
         task.progress = None
@@ -715,6 +797,9 @@ class Model:
         tasks = [task for task in self._of(tenant) if task.new.command == stats.command]
         ready = [task for task in tasks if task.place is Place.READY]
         heads = self._head_dues(ready)
+        if any(task.new.limit_key for task in ready):
+            # Which of them is the first depends on what their limits let in.
+            heads = {task.due_ms for task in ready}
         expected = QueueStats(
             command=stats.command,
             ready=len(ready),
@@ -723,6 +808,7 @@ class Model:
             dead=sum(task.place is Place.DEAD for task in tasks),
             bytes=sum(task.size for task in tasks),
             paused=(tenant, stats.command) in self.paused,
+            limits=self.limits.get((tenant, stats.command)),
             oldest_ready_ms=stats.oldest_ready_ms if stats.oldest_ready_ms in heads else next(iter(heads), None),
         )
         assert stats == expected, f"\nstore: {stats}\nmodel: {expected}"

@@ -18,15 +18,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from dibs.clock import Clock, ManualClock
 from dibs.errors import UnknownChunk
 from dibs.ids import CHUNK_BYTES, ID_BYTES, key_digest
 from dibs.stores.batches import row_ids
-from dibs.stores.protocol import Store
+from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import (
+    ALL_COMMANDS,
     PLACES,
     ByKey,
     Committed,
@@ -34,11 +35,13 @@ from dibs.task import (
     Event,
     Filter,
     Heartbeat,
+    KeyLimit,
     Kind,
     Lease,
     NewTask,
     Progress,
     QueueConfig,
+    QueueLimits,
     Settlement,
     Status,
     Swept,
@@ -59,6 +62,7 @@ news = st.fixed_dictionaries(
     {
         "command": st.sampled_from(COMMANDS),
         "payload": st.sampled_from([b"", b"p", b"\x00\xff\x00"]),
+        "limit_key": st.sampled_from(["l", "l", "l/2", None]),
     },
     optional={
         "priority": st.sampled_from([0, 1, 9]),
@@ -74,6 +78,7 @@ news = st.fixed_dictionaries(
     },
 )
 tenants = st.sampled_from(TENANTS)
+caps = st.none() | st.sampled_from([1, 2, 5])
 chunks = st.lists(st.tuples(news, st.integers(1, 4)), min_size=1, max_size=3)
 """Rows of which some are alike, so that they stand in one block."""
 
@@ -88,15 +93,18 @@ class StoreMachine(RuleBasedStateMachine):
         reopens: bool = False,
         in_turn: bool = False,
         shard_of: Callable[[bytes], int] = lambda _: 0,
+        limits: bool = True,
     ) -> None:
         """`opener` opens a store without any data on the given clock. `reopens`: what was stored outlives `close`, and
         the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made.
-        `shard_of`: where a task is, for a store that keeps order within its shards."""
+        `shard_of`: where a task is, for a store that keeps order within its shards. `limits`: there are some, and
+        claims of all tenants; leave them out where each shard has its own."""
         super().__init__()
         self.in_turn = in_turn
         self.opener = opener
         self.reopens = reopens
         self.clock = ManualClock()
+        self.limits = limits
         self.model = Model(self.clock, shard_of=shard_of)
         self.ids: list[tuple[str, NewTask]] = []
         self.leases: list[Lease] = []
@@ -119,12 +127,32 @@ class StoreMachine(RuleBasedStateMachine):
     async def _open(self) -> Store:
         return await self.opener(self.clock)
 
+    @initialize(per_key=st.sampled_from([1, 1, 2, None]))
+    def begin_with_limits(self, per_key: int | None) -> None:
+        """Most histories have them from the beginning, in some queues."""
+        if per_key is not None and self.limits:
+            for tenant in TENANTS:
+                self._limit(tenant, COMMANDS[0], QueueLimits(per_key=KeyLimit(in_flight=per_key)))
+
     # ------------------------------------------------------------------------------------------------ life of a task
 
     @rule(tenant=tenants, batch=st.lists(news, min_size=1, max_size=4))
     def enqueue(self, tenant: str, batch: list[dict[str, Any]]) -> None:
         self.step()
         tasks = [NewTask(id=self._mint(tenant, options), **options) for options in batch]
+        self.ids += [(tenant, task) for task in tasks]
+        self.same(self.run(self.store.enqueue(tenant, tasks)), self.model.enqueue(tenant, tasks))
+
+    @rule(
+        tenant=tenants,
+        limit_key=st.sampled_from(["l", "l/2"]),
+        priorities=st.lists(st.sampled_from([0, 0, 1, 9]), min_size=2, max_size=6),
+    )
+    def enqueue_of_one_key(self, tenant: str, limit_key: str, priorities: list[int]) -> None:
+        """More of one limit_key than its limit lets go at once."""
+        self.step()
+        options = {"command": COMMANDS[0], "limit_key": limit_key}
+        tasks = [NewTask(id=self._mint(tenant, options), priority=one, **options) for one in priorities]  # type: ignore[arg-type]
         self.ids += [(tenant, task) for task in tasks]
         self.same(self.run(self.store.enqueue(tenant, tasks)), self.model.enqueue(tenant, tasks))
 
@@ -160,6 +188,15 @@ class StoreMachine(RuleBasedStateMachine):
         if claim_id is not None:
             self.claim_ids.append(claim_id)
         self._claim(tenant, commands[:count], limit, lease_s, worker, claim_id)
+
+    @precondition(lambda self: self.limits)
+    @rule(commands=st.permutations(COMMANDS), count=st.integers(1, len(COMMANDS)), limit=st.integers(1, 6))
+    def claim_of_all_tenants(self, commands: list[str], count: int, limit: int) -> None:
+        self.step()
+        leases = self.run(self.store.claim(ALL_TENANTS, commands[:count], limit=limit))
+        seen = self._seen()
+        self.model.claimed_fairly(TENANTS, commands[:count], limit, leases, lambda task: seen[(task.tenant, task.id)])
+        self.leases += leases
 
     @precondition(lambda self: self.claim_ids)
     @rule(pick=Pick, tenant=tenants, limit=st.integers(1, 4))
@@ -370,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _stage(self, tenant: str, chunk_id: bytes, chunk: list[tuple[dict[str, Any], int]]) -> None:
         self.step()
-        rows = [NewTask(**options) for options, count in chunk for _ in range(count)]
+        rows = [NewTask(**_row(options)) for options, count in chunk for _ in range(count)]
         self.chunks.append((tenant, chunk_id))
         self.unseen = [*self.unseen[-20:], *((tenant, row) for row in row_ids(tenant, chunk_id, rows))]
         self.same(self.run(self.store.stage(tenant, chunk_id, rows)), self.model.stage(tenant, chunk_id, rows))
@@ -441,12 +478,34 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tenant=tenants, command=st.sampled_from(COMMANDS), paused=st.sampled_from([False, False, True]))
     def pause_or_resume(self, tenant: str, command: str, paused: bool) -> None:
         self.step()
-        config = QueueConfig(paused=paused)
+        config = QueueConfig(paused=paused, limits=self.model.limits.get((tenant, command)))
         self.same(self.run(self.store.configure(tenant, command, config)), config)
         if paused:
             self.model.paused.add((tenant, command))
         else:
             self.model.paused.discard((tenant, command))
+
+    @precondition(lambda self: self.limits)
+    @rule(tenant=tenants, command=st.sampled_from(COMMANDS), cap=caps, per_key=caps)
+    def limit(self, tenant: str, command: str, cap: int | None, per_key: int | None) -> None:
+        """A queue's limits are set, changed or taken away."""
+        limits = QueueLimits(in_flight=cap, per_key=None if per_key is None else KeyLimit(in_flight=per_key))
+        self._limit(tenant, command, None if limits == QueueLimits() else limits)
+
+    @precondition(lambda self: self.limits)
+    @rule(tenant=tenants, cap=caps)
+    def limit_all(self, tenant: str, cap: int | None) -> None:
+        """A cap on all the queues of a tenant."""
+        self._limit(tenant, ALL_COMMANDS, None if cap is None else QueueLimits(in_flight=cap))
+
+    def _limit(self, tenant: str, command: str, limits: QueueLimits | None) -> None:
+        self.step()
+        config = QueueConfig(paused=(tenant, command) in self.model.paused, limits=limits)
+        self.same(self.run(self.store.configure(tenant, command, config)), config)
+        if limits is None:
+            self.model.limits.pop((tenant, command), None)
+        else:
+            self.model.limits[(tenant, command)] = limits
 
     # ------------------------------------------------------------------------------------------------------- time
 
@@ -643,6 +702,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _pick(self, things: list[T], n: int) -> T:
         return things[n % len(things)]
+
+
+def _row(options: dict[str, Any]) -> dict[str, Any]:
+    """A row has a key or a limit_key. When a row that is over its limit leaves its block, and takes its key, is up to
+    the store."""
+    return {**options, "limit_key": None} if "key" in options else options
 
 
 def _comparable(task: Task | None, known: Known, now_ms: int) -> dict[str, object] | None:

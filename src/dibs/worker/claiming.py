@@ -16,7 +16,7 @@ BLOCKED_LOOK_S = 0.2
 
 
 class Claimer:
-    """Claims some commands of one tenant, for one lane."""
+    """Claims some commands of one tenant, or of all that take turns, for one lane."""
 
     def __init__(
         self,

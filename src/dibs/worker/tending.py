@@ -108,13 +108,22 @@ class Registrar:
     """Tells the store that this worker is alive, and what it is doing."""
 
     def __init__(
-        self, link: Link, tenants: Sequence[str], name: str, lanes: Sequence[Lane], jobs: Collection[Job]
+        self,
+        link: Link,
+        tenants: Sequence[str],
+        name: str,
+        lanes: Sequence[Lane],
+        jobs: Collection[Job],
+        *,
+        of_all: bool = False,
     ) -> None:
+        """`of_all`: it runs tasks of all tenants, and says how many; which they are is told to nobody else."""
         self._link = link
         self._tenants = tenants
         self._name = name
         self._lanes = lanes
         self._jobs = jobs
+        self._of_all = of_all
         self._started_ms = time.time_ns() // 1_000_000
 
     async def run(self) -> None:
@@ -136,13 +145,14 @@ class Registrar:
                 await self.tell(0)
 
     def _info(self, tenant: str) -> WorkerInfo:
-        mine = [job for job in self._jobs if job.link is self._link and job.lease.tenant == tenant]
+        jobs = [job for job in self._jobs if job.link is self._link]
+        mine = [job for job in jobs if job.lease.tenant == tenant]
         return WorkerInfo(
             name=self._name,
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=sum(lane.slots.count for lane in self._lanes),
-            busy=len(mine),
+            busy=len(jobs if self._of_all else mine),
             commands=sorted(self._link.app.functions)[:100],
             started_ms=self._started_ms,
             memory_bytes=memory_bytes(),

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from dibs.app import Dibs
-from dibs.checks import COMMANDS_MAX, check_label, check_number, check_tenant, check_whole
+from dibs.checks import ALL_TENANTS, COMMANDS_MAX, check_label, check_number, check_tenant, check_whole
 from dibs.errors import InvalidOption
 from dibs.function import RunIn
 from dibs.ids import id_to_text
@@ -57,7 +57,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...] = ()
     """Only these; all by default."""
     tenants: tuple[str, ...] = ()
-    """Whose tasks; by default each app's own tenant."""
+    """Whose tasks; by default each app's own tenant. `*`: those of all tenants, who take turns."""
     name: str = ""
     """By default made of host, process and chance."""
     grace_s: float = 30.0
@@ -75,8 +75,11 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         check_whole("pool", self.pool, 1, 1_000)
         check_number("grace_s", self.grace_s, 0, 86_400)
         check_number("give_up_s", self.give_up_s, 0, 86_400)
+        if ALL_TENANTS in self.tenants and len(self.tenants) > 1:
+            raise InvalidOption("'*' is every tenant: give it alone, or name the tenants")
         for tenant in self.tenants:
-            check_tenant(tenant)
+            if tenant != ALL_TENANTS:
+                check_tenant(tenant)
         if self.name:
             check_label("worker", self.name)
 
@@ -191,7 +194,10 @@ class Worker:
                 for tenant in tenants
                 for start in range(0, len(mine), COMMANDS_MAX)
             ]
-        registrar = Registrar(link, tenants, self.name, list(lanes.values()), self._jobs.values())
+        # A worker of all tenants is known to its app's own.
+        of_all = ALL_TENANTS in tenants
+        known_to = (link.app.tenant,) if of_all else tenants
+        registrar = Registrar(link, known_to, self.name, list(lanes.values()), self._jobs.values(), of_all=of_all)
         pulse = Pulse(link, self._jobs.values(), self._stop_job)
         background += _started(settler.run(), pulse.run(), sweep(link), registrar.run())
         return registrar

@@ -13,6 +13,7 @@ from dibs.stores.ordered.records import CANCELLED, DEAD, PENDING, STATUSES, Deta
 from dibs.stores.ordered.views import live_state, matching, resolve
 from dibs.stores.ordered.work import Work
 from dibs.task import (
+    ALL_COMMANDS,
     Acted,
     Cancelled,
     EventKind,
@@ -118,10 +119,14 @@ def retain(txn: Txn, tenant: str, ids: Sequence[bytes], ttl_ms: int) -> list[int
 
 
 def configure(txn: Txn, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig:
-    """Sets or reads a queue's configuration."""
-    queue = Work.of(txn).queue(tenant, command)
+    """Sets or reads a queue's configuration, or that of a whole tenant."""
+    work = Work.of(txn)
+    queue = work.queue(tenant, command)
     if config is not None:
         queue.set_config(config)
+        if command == ALL_COMMANDS:
+            work.set_whole(queue.tenant, config)
+        work.flush()
     return queue.config
 
 

@@ -8,18 +8,23 @@ from itertools import takewhile
 
 from msgspec import Struct
 
+from dibs.checks import ALL_TENANTS
 from dibs.ids import ID_BYTES
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
+    QueueKeys,
     from8,
+    from_count,
     is_block,
     ms8,
     queue_keys,
     tenant_keys,
 )
-from dibs.stores.ordered.loads import leave_block
+from dibs.stores.ordered.loads import Leaving, leave_block
 from dibs.stores.ordered.records import (
+    LEASED,
+    PARKED,
     Body,
     State,
     StoredClaim,
@@ -31,10 +36,11 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import LEASE_DEFAULT_S, Lease
+from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, Lease
 
 PROMOTED_PER_CLAIM = 200
-EXPIRED_PER_CLAIM = 1_000
+ASIDE_PER_CLAIM = 1_000
+ASIDE_FEW, ASIDE_STEP = 20, 200
 RANDOM_BYTES = 8
 
 
@@ -57,27 +63,28 @@ def new_randoms(limit: int) -> list[bytes]:
 
 def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | None]:
     """Takes up to as many tasks as there are `randoms`, trying the queues in the order given. None for the rest, rather
-    than nothing: so many tasks were past their start deadline that it is left to another transaction."""
+    than nothing: so many tasks were past their start deadline, or over their limit, that it is left to another
+    transaction."""
     if call.claim_id is not None:
-        repeated = claimed(txn, call.tenant, call.claim_id)
-        if repeated is not None:
-            return [*repeated]
+        again = claimed(txn, call.tenant, call.claim_id)
+        if again is not None:
+            return [*again]
     work = Work.of(txn)
     tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
     more = False
     for command in call.commands:
         queue = work.queue(call.tenant, command)
-        if queue.config.paused:
+        if queue.paused():
             continue
         due = txn.get(queue.keys.due)
         if due is not None and from8(due) <= txn.now_ms:
             settle_due(queue, PROMOTED_PER_CLAIM)
-        more = _take(queue, call, tokens, leases)
+        more = take(queue, call, tokens, leases)
         if more or len(leases) == len(tokens):
             break
     if call.claim_id is not None and leases:
-        _remember(work, call, leases)
+        remember(work, call, leases)
     work.flush()
     return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
 
@@ -89,26 +96,32 @@ def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:
     if stored is None:
         return None
     leases: list[Lease] = []
-    for task_id, token in decode_claim(stored).leases:
+    claim = decode_claim(stored)
+    whose = [tenant_keys(name) for name in claim.tenants] or [keys] * len(claim.leases)
+    for keys, (task_id, token) in zip(whose, claim.leases, strict=True):
         state_data = txn.get(keys.state + task_id)
         body_data = txn.get(keys.body + task_id)
         if state_data is None or body_data is None:
             continue
         state = decode_state(state_data)
         if state.token == token:
-            leases.append(_lease_of(tenant, task_id, state, decode_body(body_data)))
+            leases.append(_lease_of(keys.name, task_id, state, decode_body(body_data)))
     return leases
 
 
 def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
     """In how many milliseconds a claim may find something; None: nothing is known to become due."""
     soonest: int | None = None
+    whole = Caps.of(txn, queue_keys(tenant, ALL_COMMANDS), tenant_keys(tenant).totals)
+    if whole.paused:
+        return None
     for command in commands:
         queue = queue_keys(tenant, command)
-        config = txn.get(queue.config)
-        if config is not None and decode_config(config).paused:
+        caps = Caps.of(txn, queue, queue.counters)
+        if caps.paused:
             continue
-        if txn.scan_keys(queue.ready, queue.ready_end, 1):
+        # At its cap only a lease that ends makes room: one that runs out is among what is due.
+        if not whole.reached and not caps.reached and txn.scan_keys(queue.ready, queue.ready_end, 1):
             return 0
         due = txn.get(queue.due)
         if due is not None:
@@ -117,21 +130,43 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
-def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease]) -> bool:
-    """Leases from the head of one queue until the claim is satisfied or the queue is empty; True if it gave up before,
-    because too many tasks were past their start deadline."""
-    expired = 0
-    work, keys = queue.work, queue.keys
+class Caps(Struct, frozen=True, gc=False):
+    """What keeps everybody from claiming from a queue, or from a tenant."""
+
+    paused: bool = False
+    reached: bool = False
+
+    @classmethod
+    def of(cls, txn: ReadTxn, queue: QueueKeys, counters: Sequence[bytes]) -> Caps:
+        """Looks, without changing anything."""
+        stored = txn.get(queue.config)
+        if stored is None:
+            return _NO_CAPS
+        config = decode_config(stored)
+        cap = None if config.limits is None else config.limits.in_flight
+        return cls(config.paused, cap is not None and from_count(txn.get(counters[LEASED])) >= cap)
+
+
+_NO_CAPS = Caps()
+
+
+def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease]) -> bool:
+    """Leases from the head of one queue until the claim is satisfied, the queue is empty or at its cap; True if it gave
+    up before, because too many tasks were past their start deadline or over their limit."""
+    aside = 0
+    work, keys, limited = queue.work, queue.keys, queue.key_limit is not None
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    while (wanted := len(tokens) - len(leases)) > 0:
-        entries = txn.scan_keys(keys.ready, keys.ready_end, wanted)
-        all_seen = len(entries) < wanted
+    while (wanted := queue.room(len(tokens) - len(leases))) > 0:
+        # Where many are late or over their limit, they are read by the hundred, however few are wanted.
+        many, before = wanted if aside < ASIDE_FEW else max(wanted, ASIDE_STEP), aside
+        entries = txn.scan_keys(keys.ready, keys.ready_end, many)
+        all_seen = len(entries) < many
         if any(map(is_block, entries)):
             if is_block(entries[0]):
-                expired += _take_rows(queue, call, tokens, leases, entries[0])
-                if expired >= EXPIRED_PER_CLAIM:
+                aside += _take_rows(queue, call, tokens[: len(leases) + wanted], leases, entries[0], many)
+                if aside >= ASIDE_PER_CLAIM:
                     return True
                 work.flush()
                 continue
@@ -141,35 +176,50 @@ def _take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[L
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
         taken: list[tuple[bytes, bytes, State, Body]] = []
         for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
+            if len(taken) == wanted:
+                break
             # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
             state = decode_state(state_data or b"")
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
-                expired += 1
+                aside += 1
                 continue
             body = decode_body(body_data or b"")
+            if (state.limit or (limited and body.limit_key is not None)) and not queue.limiter.take(
+                task_id, state, body
+            ):
+                aside += 1
+                continue
             state.token = tokens[len(leases) + len(taken)]
             state.lease_ms = call.lease_ms or body.lease_ms or queue_lease_ms
             state.worker = call.worker
             state.attempts += 1
             taken.append((entry, task_id, state, body))
         queue.lease([one[0] for one in taken], [one[1] for one in taken], [one[2] for one in taken], call.worker)
-        leases += [_lease_of(call.tenant, task_id, state, body) for _, task_id, state, body in taken]
-        if all_seen:
+        leases += [_lease_of(keys.tenant.name, task_id, state, body) for _, task_id, state, body in taken]
+        # What leaves the queue under a limit per key may let others in.
+        if all_seen and len(taken) < wanted and not (limited and aside > before):
             queue.emptied()
             return False
-        if expired >= EXPIRED_PER_CLAIM:
+        if aside >= ASIDE_PER_CLAIM:
             return True
         if len(leases) < len(tokens):
             work.flush()
     return False
 
 
-def _take_rows(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes) -> int:
-    """Leases rows straight from the block at the head of a queue; returns how many it met that have ended instead."""
+def _take_rows(
+    queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes, many: int
+) -> int:
+    """Leases rows straight from the block at the head of a queue; returns how many it met that have ended, or were
+    parked, instead."""
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    left = leave_block(queue, block, len(tokens) - len(leases))
-    rows = left.rows
+    limited, wanted = queue.key_limit is not None, len(tokens) - len(leases)
+    left = leave_block(queue, block, many if limited else wanted)
+    rows, aside = left.rows, left.seen - len(left.rows)
+    if limited:
+        rows = _within_limits(queue, rows, wanted)
+        aside += sum(row.state.place == PARKED for row in left.rows)
     for row, token in zip(rows, tokens[len(leases) :], strict=False):
         state = row.state
         state.token = token
@@ -177,8 +227,22 @@ def _take_rows(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: l
         state.worker = call.worker
         state.attempts = 1
     queue.lease([], [row.id for row in rows], [row.state for row in rows], call.worker)
-    leases += [_lease_of(call.tenant, row.id, row.state, row.body) for row in rows]
-    return left.seen - len(rows)
+    leases += [_lease_of(queue.tenant.name, row.id, row.state, row.body) for row in rows]
+    return aside
+
+
+def _within_limits(queue: QueueWork, rows: list[Leaving], wanted: int) -> list[Leaving]:
+    """Returns the first rows that their limits let anybody lease. Those over it are parked; what comes after the last
+    that is wanted stands in the queue, and is looked at when it is claimed."""
+    taken: list[Leaving] = []
+    for row in rows:
+        if len(taken) == wanted:
+            queue.place(row.id, row.state)
+        elif row.body.limit_key is None or queue.limiter.take(row.id, row.state, row.body):
+            taken.append(row)
+        else:
+            queue.expire_start(row.id, row.state)
+    return taken
 
 
 def _is_task(entry: bytes) -> bool:
@@ -205,10 +269,11 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
     )
 
 
-def _remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
+def remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
     """Keeps the claim as long as the longest of its leases was granted for."""
     assert call.claim_id is not None
     expires_ms = max(lease.lease_end_ms for lease in leases)
-    claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases])
+    tenants = [lease.tenant for lease in leases] if call.tenant == ALL_TENANTS else []
+    claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases], tenants)
     work.others.append((tenant_keys(call.tenant).claim + call.claim_id, encode_claim(claim)))
     work.expire(expires_ms, EXPIRE_CLAIM, call.tenant, call.claim_id)

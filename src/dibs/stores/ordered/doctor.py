@@ -1,9 +1,10 @@
 """The doctor: does every record agree with every other? The state is the truth; everything else can be rebuilt from it.
 
 Checked: every task has a body (unless it was completed with `keep=False`), its index entry and a legal place; every
-index entry names a state that names it; keys point to tasks; counters equal a recount; nothing can be due without the
-due index knowing, nor ready without the ready index; what has ended will expire; journal positions increase. A row of a
-load that has not left its block has no records of its own; its block stands where its chunk says, and it is counted.
+index entry names a state that names it; keys point to tasks; counters equal a recount, those of limits too; nothing can
+be due without the due index knowing, nor ready without the ready index; nothing is parked without a way home; what has
+ended will expire; journal positions increase. A row of a load that has not left its block has no records of its own;
+its block stands where its chunk says, and it is counted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dibs.stores.ordered.keys import (
     EXPIRE_TASK,
     EXPIRIES,
     JOURNAL,
+    KIND_LIMIT,
+    KIND_REVIEW,
     META_JOURNAL_BYTES,
     SEPARATOR,
     QueueKeys,
@@ -35,6 +38,7 @@ from dibs.stores.ordered.keys import (
     from_count,
     id_of,
     is_block,
+    kind_of,
     ms8,
     names_block,
     parse_block_name,
@@ -53,6 +57,7 @@ from dibs.stores.ordered.records import (
     LEASED,
     NO_WAIT,
     NOWHERE,
+    PARKED,
     PENDING,
     PLACES,
     READY,
@@ -72,13 +77,14 @@ from dibs.stores.ordered.records import (
     encode_body,
     encode_state,
 )
+from dibs.stores.ordered.recount import Recount, timer_named
 from dibs.stores.ordered.views import tenants
 from dibs.task import MAX_ATTEMPTS_DEFAULT, PRIORITY_MIN, RESULT_TTL_DEFAULT_S
 from dibs.task import PLACES as LEGAL_PLACES
 
 STEP = 1_000
 PROBLEMS_MAX = 1_000
-_PLACE_LETTERS = {b"P": READY, b"D": DELAYED, b"L": LEASED, b"X": DEAD}
+_PLACE_LETTERS = {b"P": READY, b"D": DELAYED, b"L": LEASED, b"X": DEAD, b"G": PARKED}
 
 
 class Problem(Struct, frozen=True):
@@ -119,6 +125,7 @@ def examine(txn: ReadTxn) -> Report:
 
 def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
     counts: Counter[bytes] = Counter()
+    uses = Recount(tenant)
     earliest: dict[QueueKeys, int] = {}
     ended = 0
     for key, value in _items(txn, tenant.state):
@@ -132,6 +139,7 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
         ended += state.ended()
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
+        uses.add(state)
         for what in _task_problems(txn, queue, task_id, state):
             report.add(what, f"{tenant.name} {id_to_text(task_id)}")
         if state.place in (LEASED, DELAYED):
@@ -142,6 +150,8 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
         if state.place == DELAYED:
             earliest[queue] = min(earliest.get(queue, state.due_ms), state.due_ms)
     _examine_indexes(txn, tenant, report)
+    for what, key in uses.problems(txn):
+        report.add(what, key)
     expiring = len(set(_expiring(txn, tenant)))
     if expiring != ended:
         report.add(f"{ended} tasks have ended and {expiring} will expire", tenant.name)
@@ -205,7 +215,7 @@ def _examine_indexes(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
     for letter, place in _PLACE_LETTERS.items():
         for key, _ in _items(txn, tenant.first + letter):
             if not _named(txn, tenant, key):
-                report.add(f"{PLACES[place]} entry that no task names", key)
+                report.add(f"{'parked' if place == PARKED else PLACES[place]} entry that no task names", key)
     for prefix, what in ((tenant.body, "body"), (tenant.result, "result")):
         for key, value in _items(txn, prefix):
             if txn.get(tenant.state + id_of(key)) is None:
@@ -332,6 +342,7 @@ def _new_state(txn: Txn, tenant: TenantKeys, task_id: bytes, body: Body, n: int)
 
 def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
     counts: Counter[bytes] = Counter()
+    uses = Recount(tenant)
     _drop_orphans(txn, tenant)
     expiring = set(_expiring(txn, tenant))
     for key, value in list(_items(txn, tenant.state)):
@@ -339,6 +350,7 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
         state = decode_state(value)
         queue = queue_keys(tenant.name, state.command)
         _count(counts, queue, state)
+        uses.add(state)
         if state.place != NOWHERE:
             txn.put(_entry(queue, task_id, state), state.reason.encode() if state.place == DEAD else b"")
         if state.place == READY:
@@ -350,6 +362,8 @@ def _repair_tenant(txn: Txn, tenant: TenantKeys) -> None:
         if state.ended() and task_id not in expiring:
             txn.put(expiry_key(state.kept_until_ms, EXPIRE_TASK, tenant.name, task_id), task_id)
     _repair_chunks(txn, tenant, counts)
+    for queue, at_ms in uses.repair(txn):
+        _know_due(txn, queue, at_ms)
     stored = {key: from_count(value) for key, value in _items(txn, tenant.counters)}
     for key in stored.keys() | counts.keys():
         txn.add(key, counts[key] - stored.get(key, 0))
@@ -431,10 +445,13 @@ def _agrees(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, test: Callable[[St
 
 
 def _named(txn: ReadTxn, tenant: TenantKeys, entry: bytes) -> bool:
-    """Whether the task, or the block, that an index entry is about stands there."""
+    """Whether the task, or the block, that an index entry is about stands there; what limits have among the delayed is
+    theirs."""
     if names_block(tenant, entry):
         return _block_named(txn, tenant, entry)
     task_id = id_of(entry)
+    if entry.startswith(tenant.first + b"D") and kind_of(entry) in (KIND_LIMIT, KIND_REVIEW):
+        return timer_named(txn, tenant, entry)
     return _agrees(
         txn, tenant, task_id, lambda state: _entry(queue_keys(tenant.name, state.command), task_id, state) == entry
     )
@@ -490,6 +507,8 @@ def _expiring_chunks(txn: ReadTxn, tenant: TenantKeys) -> Iterator[bytes]:
 def _count(counts: Counter[bytes], queue: QueueKeys, state: State) -> None:
     for number in range(len(COUNTER_FIELDS)):
         amount = state.size if number == BYTES else int(state.place == number)
+        if number == READY and state.place == PARKED:
+            amount = 1
         if amount:
             counts[queue.counters[number]] += amount
             counts[queue.tenant.totals[number]] += amount

@@ -19,7 +19,7 @@ from dibs.clock import Clock
 from dibs.errors import DibsError, StoreCorrupt
 from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, from_count, ms8
-from dibs.stores.ordered.records import Run, UnreadableRecord
+from dibs.stores.ordered.records import ROOM_IN_TENANT, Run, UnreadableRecord
 from dibs.stores.wakeups import Ended, Journalled, Ready, Wakeups
 from dibs.task import BATCH_MAX, EventKind
 
@@ -41,6 +41,19 @@ MAKES_READY = frozenset(
 )
 #: Events after which somebody who waits for the task is told.
 ENDS = frozenset({EventKind.COMPLETED, EventKind.FAILED, EventKind.CANCELLED, EventKind.PURGED})
+
+
+#: Events that end a lease: where there is a cap, that makes room for another.
+FREES = frozenset(
+    {
+        EventKind.COMPLETED,
+        EventKind.FAILED,
+        EventKind.CANCELLED,
+        EventKind.RETRIED,
+        EventKind.RELEASED,
+        EventKind.LEASE_EXPIRED,
+    }
+)
 
 
 class ReadTxn(Protocol):
@@ -261,7 +274,15 @@ class Lane:
             elif run.kind in ENDS:
                 for task_id in run.ids:
                     self.wakeups.wake_all(Ended(run.tenant, task_id))
+            if run.room and run.kind in FREES:
+                self._tell_of_room(run)
         self.wakeups.wake_all(Journalled())
+
+    def _tell_of_room(self, run: Run) -> None:
+        if run.room == ROOM_IN_TENANT:
+            self.wakeups.wake_tenant(run.tenant, run.count())
+        else:
+            self.wakeups.wake(Ready(run.tenant, run.command), run.count())
 
     def watch(self) -> None:
         """Called before somebody starts to wait: from now on other processes' commits must be heard too."""

@@ -38,6 +38,8 @@ class Prepared(Struct, frozen=True, gc=False):
     id: bytes
     body: bytes
     digest: bytes
+    limit: bytes
+    """The digest of its limit_key; empty: none."""
     options: tuple[Any, ...] | None
     """What its state depends on, if it is ready at once and has no key: tasks that agree in it are put in together."""
 
@@ -45,9 +47,10 @@ class Prepared(Struct, frozen=True, gc=False):
 def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
     """Encodes the body and digests the key, outside the writer."""
     body = encode_body(body_of(task, task.payload, task.key))
+    limit = b"" if task.limit_key is None else key_digest(tenant, task.command, task.limit_key)
     if task.key is not None or task.delay_s or task.run_at_ms is not None:
         digest = b"" if task.key is None else key_digest(tenant, task.command, task.key)
-        return Prepared(task, task_id, body, digest, None)
+        return Prepared(task, task_id, body, digest, limit, None)
     options = (
         task.command,
         task.priority,
@@ -56,8 +59,9 @@ def prepare(tenant: str, task: NewTask, task_id: bytes) -> Prepared:
         task.result_ttl_s,
         task.retention_s,
         task.keep,
+        bool(limit),
     )
-    return Prepared(task, task_id, body, b"", options)
+    return Prepared(task, task_id, body, b"", limit, options)
 
 
 def enqueue(txn: Txn, tenant: str, batch: Sequence[Prepared]) -> list[Enqueued | Duplicate | Rejected]:
@@ -127,6 +131,10 @@ def _runs(batch: Sequence[Prepared]) -> list[list[Prepared]] | None:
 
 def _put_alike(queue: QueueWork, run: list[Prepared]) -> None:
     """Puts in new tasks that are ready at once, have no key and agree in their options."""
+    if run[0].limit and queue.key_limit is not None:
+        for item in run:
+            _put(queue, item)
+        return
     task, now_ms = run[0].task, queue.work.now_ms
     state = new_state(queue.config, task, b"", now_ms, READY, b"", now_ms)
     ids = [item.id for item in run]
@@ -176,6 +184,8 @@ def _put(queue: QueueWork, item: Prepared) -> None:
     else:
         state = new_state(queue.config, task, item.digest, now_ms, READY, b"", now_ms)
         state.rank = work.back_rank(state.priority)
+    if item.limit and queue.key_limit is not None:
+        state.limit, state.cost = item.limit, task.limit_cost
     queue.put_new(task_id, state, item.body)
     if item.digest:
         work.others.append((queue.keys.key + item.digest, task_id))

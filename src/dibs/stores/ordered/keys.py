@@ -10,11 +10,13 @@ tenant, command or reader name can contain, so no name can run into its neighbou
     <tenant>·P<command>·<9-prio><version8><n4><kind1><id|block>    ready
     <tenant>·D<command>·<visible_ms8><kind1><id|block>      delayed
     <tenant>·L<command>·<expiry_ms8><id>              leased
+    <tenant>·G<command>·<limit16><9-prio><version8><n4><kind1><id>    parked: ready, but over the limit of its limit_key
+    <tenant>·H<limit16>                               how much of its limit a limit_key uses
     <tenant>·X<command>·<died_ms8><id>      → reason  dead letters
     <tenant>·Q<command>·<field>             → count   exact counters; an empty command counts the whole tenant
-    <tenant>·Z<command>                               queue configuration
+    <tenant>·Z<command>                               queue configuration; the command * is the whole tenant
     <tenant>·W<worker>                                worker registry
-    <tenant>·O<claim_id>                    → leases  recent claims
+    <tenant>·O<claim_id>                    → leases  recent claims; the tenant * has those of all tenants
     <tenant>·B<chunk13>                               rows of a load that have no records of their own yet
     <tenant>·V<chunk13>                               their header: which blocks they form, whether they are committed
     <tenant>·N<load>                        → seq     committed loads
@@ -31,7 +33,9 @@ Why they sort so: a forward scan of P is the claim order (higher priority first,
 order within a batch). D, L, E and A are scanned from the start up to now and never further. What belongs to a tenant
 starts with its name, in lower case or a digit; what belongs to all starts with an upper-case letter, so the two never
 meet. `kind1` tells a single task from a block: rows of one chunk, command and priority, which stand where the first of
-them that is left stands. A block is named as an id is, by 16 bytes: chunk, number, zero.
+them that is left stands. A block is named as an id is, by 16 bytes: chunk, number, zero. Among the delayed there are
+also, named by 16 bytes, the time at which a limit_key has room again, and how far a change of limits has been worked
+in. A parked entry is a ready one with its limit in front, so that the first of a key to go home is the first of them.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from dibs.ids import CHUNK_BYTES, ID_BYTES
-from dibs.task import PRIORITY_MAX
+from dibs.task import ALL_COMMANDS, PRIORITY_MAX
 
 SEPARATOR = b"\0"
 AFTER_SEPARATOR = b"\1"
@@ -49,6 +53,8 @@ KIND_TASK = b"t"
 KIND_BLOCK = b"b"
 _KIND_AT = -ID_BYTES - 1
 _BLOCK = KIND_BLOCK[0]
+KIND_LIMIT = b"k"
+KIND_REVIEW = b"r"
 _READY_RANK = struct.Struct(">BQI1s")
 
 #: The first four are the places, in their order.
@@ -70,6 +76,7 @@ EXPIRE_WORKER = b"w"
 EXPIRE_CHUNK = b"k"
 EXPIRE_BLOCK = b"b"
 EXPIRE_LOAD = b"l"
+EXPIRE_LIMIT = b"u"
 
 META_FORMAT = b"Mformat"
 META_STORE_ID = b"Mstore_id"
@@ -92,11 +99,13 @@ class TenantKeys:
         "first",
         "head",
         "last",
+        "limit",
         "load",
         "name",
         "result",
         "state",
         "totals",
+        "whole",
         "worker",
     )
 
@@ -115,6 +124,8 @@ class TenantKeys:
         self.load = head + b"N"
         self.configs = head + b"Z"
         self.counters = head + b"Q"
+        self.limit = head + b"H"
+        self.whole = head + b"Z" + ALL_COMMANDS.encode()
         self.totals = tuple(head + b"Q" + SEPARATOR + field.encode() for field in COUNTER_FIELDS)
 
 
@@ -132,6 +143,7 @@ class QueueKeys:
         "leased",
         "name",
         "of_place",
+        "parked",
         "ready",
         "ready_end",
         "ready_mark",
@@ -149,11 +161,13 @@ class QueueKeys:
         self.delayed = head + b"D" + tail
         self.leased = head + b"L" + tail
         self.dead = head + b"X" + tail
+        self.parked = head + b"G" + tail
         self.config = head + b"Z" + command.encode()
         self.due = head + b"U" + command.encode()
         self.ready_mark = READY_QUEUES + self.name
         self.counters = tuple(head + b"Q" + tail + field.encode() for field in COUNTER_FIELDS)
-        self.of_place = (self.ready, self.delayed, self.leased, self.dead)
+        # Whoever is nowhere has no entry.
+        self.of_place = (self.ready, self.delayed, self.leased, self.dead, b"", self.parked)
 
 
 @lru_cache(maxsize=4096)
@@ -217,6 +231,11 @@ def block_name(chunk: bytes, number: int) -> bytes:
 def parse_block_name(name: bytes) -> tuple[bytes, int]:
     """Returns the chunk and the number of a block."""
     return name[:CHUNK_BYTES], int.from_bytes(name[CHUNK_BYTES:-1], "big")
+
+
+def kind_of(entry: bytes) -> bytes:
+    """What a delayed entry is about: the byte before the 16 that name it."""
+    return entry[-ID_BYTES - 1 : -ID_BYTES]
 
 
 def due_key(due_ms: bytes, queue: QueueKeys) -> bytes:

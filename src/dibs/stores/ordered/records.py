@@ -19,8 +19,9 @@ FORMAT = 2
 # times cheaper than an enumeration.
 STATUSES = tuple(Status)
 PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED = range(len(STATUSES))
-PLACES = tuple(Place)
-READY, DELAYED, LEASED, DEAD, NOWHERE = range(len(PLACES))
+# Parked is where a ready task stands while its limit_key is at its limit: outside it is ready like any other.
+PLACES = (*Place, Place.READY)
+READY, DELAYED, LEASED, DEAD, NOWHERE, PARKED = range(len(PLACES))
 #: What a state remembers of the last settlement: its token and one of these.
 KIND_MARKS = {Kind.COMPLETE: b"c", Kind.RETRY: b"r", Kind.FAIL: b"f", Kind.RELEASE: b"b"}
 
@@ -92,6 +93,11 @@ class State(Struct, array_like=True, gc=False):
     result: StoredResult | None = None
     """The result slot, if it is small; a large one has a record of its own."""
     result_apart: bool = False
+    limit: bytes = b""
+    """The digest of its limit_key, if a limit was ever applied to it."""
+    cost: int = 1
+    held: bool = False
+    """It counts as ready, or leased, in what its limit_key uses."""
 
     def expired_unstarted(self, now_ms: int) -> bool:
         """True if the start deadline has passed. A released task counts as not started: its attempt was returned."""
@@ -115,6 +121,32 @@ class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
 
     expires_ms: int
     leases: list[tuple[bytes, bytes]]
+    tenants: list[str] = []
+    """Whose they are, if the claim was of all tenants."""
+
+
+class KeyUse(Struct, array_like=True, gc=False):
+    """How much of its limit one limit_key uses. A record that is gone is one that uses nothing."""
+
+    command: str
+    leased: int
+    ready: list[int]
+    """Tasks that stand among the ready ones of the queue and count, by priority."""
+    costs: list[int]
+    """What those cost, by priority."""
+    parked: int
+    tokens: float
+    """What was left of the burst at `refilled_ms`; less than nothing after a task that cost more than the burst."""
+    refilled_ms: int
+    """0: the burst is untouched."""
+    timer_ms: int = 0
+    """When the next parked one can have its tokens, if that is all that it waits for."""
+    expires_ms: int = 0
+    """When the expiry index looks at this record; 0: it does not name it."""
+
+    def idle(self) -> bool:
+        """True if no task counts here."""
+        return not (self.leased or self.parked or any(self.ready))
 
 
 class StoredWorker(Struct, frozen=True, array_like=True):
@@ -140,6 +172,9 @@ class Detail(Struct, frozen=True, array_like=True, gc=False):
     error_type: str = ""
     error_line: str = ""
     fingerprint: str = ""
+
+
+ROOM_IN_QUEUE, ROOM_IN_TENANT = 1, 2
 
 
 class RunRows(Struct, frozen=True, array_like=True, gc=False):
@@ -170,6 +205,8 @@ class Run(Struct, array_like=True, gc=False):
     attempts: list[int]
     detail: Detail | None = None
     rows: RunRows | None = None
+    room: int = 0
+    """A lease that ends makes room: `ROOM_IN_QUEUE` or `ROOM_IN_TENANT`."""
 
     def count(self) -> int:
         """How many events it is."""
@@ -276,6 +313,7 @@ encode_head = _encode
 encode_rows = _encode
 encode_load = _encode
 encode_decision = _encode
+encode_use = _encode
 
 _body = msgspec.msgpack.Decoder(Body)
 _state = msgspec.msgpack.Decoder(State)
@@ -287,6 +325,7 @@ _head = msgspec.msgpack.Decoder(Head)
 _rows = msgspec.msgpack.Decoder(StoredRows)
 _load = msgspec.msgpack.Decoder(StoredLoad)
 _decision = msgspec.msgpack.Decoder(StoredDecision)
+_use = msgspec.msgpack.Decoder(KeyUse)
 _runs = msgspec.msgpack.Decoder(list[Run])
 
 
@@ -300,6 +339,7 @@ decode_head = _head.decode
 decode_rows = _rows.decode
 decode_load = _load.decode
 decode_decision = _decision.decode
+decode_use = _use.decode
 decode_runs = _runs.decode
 
 _FIELDS_OF_NEW = len(State.__struct_fields__) - len(State.__struct_defaults__)
@@ -308,7 +348,7 @@ _FIELDS_OF_NEW = len(State.__struct_fields__) - len(State.__struct_defaults__)
 def encode_new_state(state: State) -> bytes:
     """Returns the record of a task that was never claimed: what still has its default is left out, which makes the
     claim's reading of it cheaper."""
-    return _encode(astuple(state)[:_FIELDS_OF_NEW])
+    return _encode(state) if state.limit else _encode(astuple(state)[:_FIELDS_OF_NEW])
 
 
 # Reading a state takes several times as long as writing it, and whoever claims a task mostly settles it: what a claim

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dibs.checks import Limits
+from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered import admin, decisions, loads, views
@@ -21,6 +21,7 @@ from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, re
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
+from dibs.stores.ordered.fair import Given, Round, Turn, fair_claim, fair_ready_in_ms
 from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, fact_key, parse_reader_key
 from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
@@ -28,6 +29,7 @@ from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_d
 from dibs.stores.protocol import ALL_TENANTS
 from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
+    ALL_COMMANDS,
     CHUNK_KEEP_S,
     Acted,
     Already,
@@ -76,6 +78,7 @@ class OrderedStore(LocalStore):
         self._journal_limits = journal_limits
         self._closed = False
         self._giving_back: set[asyncio.Future[None]] = set()
+        self._turn = Turn.anywhere()
 
     # ------------------------------------------------------------------------------------------------- life of a task
 
@@ -96,6 +99,8 @@ class OrderedStore(LocalStore):
     ) -> list[Lease]:
         lease_ms = 0 if lease_s is None else round(lease_s * 1000)
         call = ClaimCall(tenant, tuple(commands), lease_ms, worker, claim_id)
+        if tenant == ALL_TENANTS:
+            return await self._claim_fairly(call, limit)
         # Claims that differ in nothing may share a run; one that may be a repeat has to be looked at by itself.
         taken = self._lane().transact_items(
             lambda txn, randoms: claim(txn, call, randoms),
@@ -114,6 +119,33 @@ class OrderedStore(LocalStore):
             return leases
         return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
 
+    async def _claim_fairly(self, call: ClaimCall, limit: int) -> list[Lease]:
+        """Goes around the tenants, in as many transactions as it takes to find something or to have seen them all."""
+        around = Round(self._turn.tenant, self._turn)
+        while True:
+            taken = self._lane().transact_items(
+                lambda txn, randoms, around=around: fair_claim(txn, call, randoms, around),  # type: ignore[misc]
+                new_randoms(limit),
+                call if call.claim_id is None else None,
+                self._give_back_given,
+            )
+            try:
+                given = await taken
+            except asyncio.CancelledError:
+                if taken.done() and not taken.cancelled() and taken.exception() is None:
+                    self._give_back_given(taken.result())
+                raise
+            if not given:
+                return []
+            around = given[-1].around
+            self._turn = around.turn
+            leases = [one.lease for one in given if one.lease is not None]
+            if leases:
+                return leases
+
+    def _give_back_given(self, given: list[Given]) -> None:
+        self._give_back([one.lease for one in given])
+
     async def _claimed(self, tenant: str, claim_id: bytes) -> list[Lease] | None:
         return self._read(lambda txn: claimed(txn, tenant, claim_id))
 
@@ -131,7 +163,10 @@ class OrderedStore(LocalStore):
             undone.add_done_callback(self._giving_back.discard)
 
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
-        in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
+        if tenant == ALL_TENANTS:
+            in_ms = self._read(lambda txn: fair_ready_in_ms(txn, commands, self._turn))
+        else:
+            in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
         return None if in_ms is None else in_ms / 1000
 
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
@@ -219,7 +254,10 @@ class OrderedStore(LocalStore):
         lane = self._lane()
         held = await lane.transact(lambda txn: admin.configure(txn, tenant, command, config))
         if config is not None and not held.paused:
-            lane.wakeups.wake_all(Ready(tenant, command))
+            if command == ALL_COMMANDS:
+                lane.wakeups.wake_tenant(tenant, IN_FLIGHT_MAX)
+            else:
+                lane.wakeups.wake(Ready(tenant, command), IN_FLIGHT_MAX)
         return held
 
     async def _register(self, tenant: str, info: WorkerInfo, ttl_s: float) -> None:

@@ -7,6 +7,7 @@ does, an expiry entry only if its record still holds that time.
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.journal import Cursor
@@ -15,6 +16,7 @@ from dibs.stores.ordered.keys import (
     EXPIRE_BLOCK,
     EXPIRE_CHUNK,
     EXPIRE_CLAIM,
+    EXPIRE_LIMIT,
     EXPIRE_LOAD,
     EXPIRE_RESULT,
     EXPIRE_START,
@@ -22,6 +24,9 @@ from dibs.stores.ordered.keys import (
     EXPIRE_WORKER,
     EXPIRIES,
     JOURNAL,
+    KIND_BLOCK,
+    KIND_LIMIT,
+    KIND_REVIEW,
     META_JOURNAL_BYTES,
     META_JOURNAL_TRIMMED,
     READERS,
@@ -30,18 +35,18 @@ from dibs.stores.ordered.keys import (
     from8,
     from_count,
     id_of,
-    is_block,
+    kind_of,
     ms8,
     parse_due_key,
     parse_expiry_key,
     split_ids,
     tenant_keys,
 )
+from dibs.stores.ordered.limits import expire_use
 from dibs.stores.ordered.loads import expire_block, expire_chunk, expire_load, leave_block
 from dibs.stores.ordered.records import (
     DELAYED,
     LEASED,
-    StoredClaim,
     decode_claim,
     decode_runs,
     decode_state,
@@ -123,11 +128,17 @@ def settle_due(queue: QueueWork, budget: int, tally: Tally | None = None) -> int
     for key in txn.scan_keys(keys.delayed, keys.delayed + stop, budget - done):
         if done >= budget:
             break
-        if is_block(key):
+        kind = kind_of(key)
+        if kind == KIND_BLOCK:
             done += _promote_block(queue, key, budget - done, tally) or 1
+            continue
+        if kind == KIND_LIMIT:
+            queue.limiter.timer(key)
+        elif kind == KIND_REVIEW:
+            queue.limiter.go_on_reviewing(key)
         else:
             _settle_entry(queue, key, DELAYED, tally)
-            done += 1
+        done += 1
     work.flush()
     queue.set_due(_next_due_ms(txn, keys))
     return done
@@ -139,10 +150,10 @@ def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> i
     queue.work.flush()
     left = leave_block(queue, key, budget, queue.work.now_ms)
     for row in left.rows:
+        queue.limit(row.state, row.body)
         queue.to_ready(row.id, row.state)
+        queue.expire_start(row.id, row.state)
         queue.event(EventKind.PROMOTED, row.id, 0)
-        if row.state.expires_ms:
-            queue.work.expire(row.state.expires_ms, EXPIRE_START, queue.tenant.name, row.id)
     tally.promoted += len(left.rows)
     tally.cancelled += left.ended
     return left.seen
@@ -201,6 +212,9 @@ def _sweep_expiries(txn: Txn, budget: int, tally: Tally) -> bool:
             for name in split_ids(value):
                 _EXPIRE_IDS[kind](work, at_ms, tenant, name)
             left -= 1
+        elif kind == EXPIRE_LIMIT:
+            expire_use(work, tenant, value, at_ms)
+            left -= 1
         else:
             _EXPIRE_NAME[kind](work, at_ms, tenant, value)
             left -= 1
@@ -226,7 +240,8 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
     claim = None if stored is None else decode_claim(stored)
     if claim is None or claim.expires_ms != at_ms:
         return
-    states = work.txn.get_many([keys.state + task_id for task_id, _ in claim.leases])
+    whose = [tenant_keys(one) for one in claim.tenants] or [keys] * len(claim.leases)
+    states = work.txn.get_many([one.state + task_id for one, (task_id, _) in zip(whose, claim.leases, strict=True)])
     held = [
         state.lease_end_ms()
         for (_, token), data in zip(claim.leases, states, strict=True)
@@ -234,7 +249,7 @@ def _expire_claim(work: Work, at_ms: int, tenant: str, name: bytes) -> None:
     ]
     expires_ms = max(held, default=0)
     if expires_ms > work.now_ms:
-        work.others.append((keys.claim + name, encode_claim(StoredClaim(expires_ms, claim.leases))))
+        work.others.append((keys.claim + name, encode_claim(replace(claim, expires_ms=expires_ms))))
         work.expire(expires_ms, EXPIRE_CLAIM, tenant, name)
     else:
         work.deletes.append(keys.claim + name)

@@ -42,10 +42,12 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.work import stored_result
 from dibs.task import (
+    ALL_COMMANDS,
     ByKey,
     Filter,
     Page,
     Place,
+    QueueConfig,
     QueueStats,
     Result,
     Stats,
@@ -175,10 +177,11 @@ def list_page(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limi
 
 def matching(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit: int) -> tuple[list[Seen], str | None]:
     """Returns at most `limit` tasks that match, and where to go on; examines a bounded number."""
-    prefix = _index(tenant, which)
-    after, turn = (None, None) if cursor is None else _decode_cursor(cursor, prefix)
+    indexes = _indexes(tenant, which)
+    after, turn = (None, None) if cursor is None else _decode_cursor(cursor, indexes)
     keys = tenant_keys(tenant)
-    met = _by_id(txn, keys, which, after) if prefix == keys.state else _by_place(txn, keys, prefix, after, turn)
+    by_id = indexes[0] == keys.state
+    met = _by_id(txn, keys, which, after) if by_id else _by_places(txn, keys, indexes, after, turn)
     found: list[Seen] = []
     for examined, seen in enumerate(met, start=1):
         if not seen.state.gone(txn.now_ms) and _matches(which, seen.state):
@@ -209,6 +212,18 @@ def _by_id(txn: ReadTxn, tenant: TenantKeys, which: Filter, after: bytes | None)
     return heapq.merge(states, rows, key=lambda seen: seen.id)
 
 
+def _by_places(
+    txn: ReadTxn, tenant: TenantKeys, prefixes: Sequence[bytes], after: bytes | None, turn: int | None
+) -> Iterator[Seen]:
+    """Yields the tasks of places one after the other, from the one on that an entry is in."""
+    for prefix in prefixes:
+        if after is None:
+            yield from _by_place(txn, tenant, prefix)
+        elif after.startswith(prefix):
+            yield from _by_place(txn, tenant, prefix, after, turn)
+            after = None
+
+
 def _by_place(
     txn: ReadTxn, tenant: TenantKeys, prefix: bytes, after: bytes | None = None, turn: int | None = None
 ) -> Iterator[Seen]:
@@ -237,12 +252,14 @@ def _of_block(chunk: Chunk, number: int, key: bytes, first: int) -> Iterator[See
             yield Seen(chunk.id(row), chunk.state(number, row), key, turn)
 
 
-def _index(tenant: str, which: Filter) -> bytes:
-    """The narrowest index that holds everything the filter can match."""
+def _indexes(tenant: str, which: Filter) -> Sequence[bytes]:
+    """The narrowest indexes that hold everything the filter can match: the parked tasks of a queue are listed after
+    those that stand in it."""
     place = _place(which)
     if which.command is not None and place is not None and place is not Place.NONE:
-        return queue_keys(tenant, which.command).of_place[PLACES.index(place)]
-    return tenant_keys(tenant).state
+        queue = queue_keys(tenant, which.command)
+        return (queue.ready, queue.parked) if place is Place.READY else (queue.of_place[PLACES.index(place)],)
+    return (tenant_keys(tenant).state,)
 
 
 def _place(which: Filter) -> Place | None:
@@ -270,7 +287,7 @@ def _within(at_ms: int, from_ms: int | None, until_ms: int | None) -> bool:
     return at_ms > 0 and (from_ms is None or from_ms <= at_ms) and (until_ms is None or at_ms < until_ms)
 
 
-def _decode_cursor(cursor: str, prefix: bytes) -> tuple[bytes, int | None]:
+def _decode_cursor(cursor: str, prefixes: Sequence[bytes]) -> tuple[bytes, int | None]:
     """Returns after which entry, and which turn of a block, to go on; a cursor of another listing, or tenant, is
     refused."""
     try:
@@ -279,7 +296,8 @@ def _decode_cursor(cursor: str, prefix: bytes) -> tuple[bytes, int | None]:
         raise InvalidCursor("this is not a cursor of a listing: start again without one") from error
     turn_end = 1 + _TURN_BYTES if data[:1] == KIND_BLOCK else 1
     entry = data[turn_end:]
-    if data[:1] not in (KIND_TASK, KIND_BLOCK) or not entry.startswith(prefix) or len(entry) < len(prefix) + ID_BYTES:
+    known = [prefix for prefix in prefixes if entry.startswith(prefix) and len(entry) >= len(prefix) + ID_BYTES]
+    if data[:1] not in (KIND_TASK, KIND_BLOCK) or not known:
         raise InvalidCursor("this cursor is of another listing: start again without one")
     return entry, int.from_bytes(data[1:turn_end], "big") if turn_end > 1 else None
 
@@ -294,14 +312,16 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
     for key, value in _counters(txn, keys, commands):
         command, _, field = key[len(keys.counters) :].partition(SEPARATOR)
         counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
-    total = _counted("", counts.pop("", {}))
+    whole = _config(txn, queue_keys(tenant, ALL_COMMANDS))
+    total = replace(_counted("", counts.pop("", {})), paused=whole.paused, limits=whole.limits)
     names = sorted({*counts, *_configured(txn, keys)}) if commands is None else commands
     return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
 
 
 def _configured(txn: ReadTxn, keys: TenantKeys) -> list[str]:
     """Returns the queues that somebody paused or gave defaults, with tasks or without."""
-    return [key[len(keys.configs) :].decode() for key, _ in _items(txn, keys.configs, keys.configs)]
+    names = (key[len(keys.configs) :].decode() for key, _ in _items(txn, keys.configs, keys.configs))
+    return [name for name in names if name != ALL_COMMANDS]
 
 
 def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:
@@ -314,13 +334,20 @@ def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) ->
 
 
 def _queue_stats(txn: ReadTxn, queue: QueueKeys, counts: dict[str, int]) -> QueueStats:
-    head = next(_by_place(txn, queue.tenant, queue.ready), None)
-    config = txn.get(queue.config)
+    # Where all that is ready is parked, the first of those has waited as long as any of its key.
+    head = next(_by_places(txn, queue.tenant, (queue.ready, queue.parked), None, None), None)
+    config = _config(txn, queue)
     return replace(
         _counted(queue.command, counts),
-        paused=config is not None and decode_config(config).paused,
+        paused=config.paused,
         oldest_ready_ms=None if head is None else head.state.due_ms,
+        limits=config.limits,
     )
+
+
+def _config(txn: ReadTxn, queue: QueueKeys) -> QueueConfig:
+    stored = txn.get(queue.config)
+    return QueueConfig() if stored is None else decode_config(stored)
 
 
 def _counted(command: str, counts: dict[str, int]) -> QueueStats:
@@ -344,7 +371,8 @@ def workers(txn: ReadTxn, tenant: str) -> list[WorkerInfo]:
 def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
     """Returns tenants by skipping from one to the next; the records between are not read."""
     names: list[str] = []
-    start = b"" if cursor is None else tenant_keys(cursor).last
+    # Before the digits there is only what claims of all tenants are remembered by.
+    start = b"0" if cursor is None else tenant_keys(cursor).last
     while True:
         # Digits sort before the upper-case letters of what belongs to all, lower case after them.
         found = txn.scan_keys(start, b"A", 1) or txn.scan_keys(max(start, b"a"), b"\xff", 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import repeat
 
+from dibs.ids import DIGEST_BYTES
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.journal import ENTRY_EVENTS_MAX
 from dibs.stores.ordered.keys import (
@@ -23,10 +24,12 @@ from dibs.stores.ordered.keys import (
     due_key,
     expiry_key,
     from8,
+    from_count,
     ms8,
     queue_keys,
     ready_ranks,
 )
+from dibs.stores.ordered.limits import KeyLimiter
 from dibs.stores.ordered.records import (
     CANCELLED,
     COMPLETED,
@@ -36,9 +39,14 @@ from dibs.stores.ordered.records import (
     IN_PROGRESS,
     LEASED,
     NOWHERE,
+    PARKED,
     PENDING,
+    PLACES,
     READY,
     RESULT_INLINE_MAX_BYTES,
+    ROOM_IN_QUEUE,
+    ROOM_IN_TENANT,
+    Body,
     Detail,
     State,
     StoredResult,
@@ -51,7 +59,7 @@ from dibs.stores.ordered.records import (
     encode_state,
     remember_leased,
 )
-from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, QueueConfig, Reason
+from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, KeyLimit, QueueConfig, Reason
 
 _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
@@ -67,9 +75,11 @@ class Work:
         "_placed",
         "_queues",
         "_serial",
+        "_wholes",
         "bodies",
         "deletes",
         "entries",
+        "limiters",
         "now_ms",
         "others",
         "results",
@@ -99,6 +109,9 @@ class Work:
         self.entries: list[bytes] = []
         self.others: list[tuple[bytes, bytes]] = []
         self._queues: dict[tuple[str, str], QueueWork] = {}
+        self._wholes: dict[str, QueueConfig] = {}
+        # Of the queues that have met a limit_key under a limit; mostly there are none.
+        self.limiters: list[KeyLimiter] = []
         self._serial = 0
         self._expiries: dict[tuple[int, bytes, str], list[bytes]] = {}
 
@@ -131,6 +144,27 @@ class Work:
         else:
             names.append(name)
 
+    def whole(self, tenant: TenantKeys) -> QueueConfig:
+        """Returns what all the queues of a tenant have in common."""
+        config = self._wholes.get(tenant.name)
+        if config is None:
+            stored = self.txn.get(tenant.whole)
+            config = _NO_CONFIG if stored is None else decode_config(stored)
+            self._wholes[tenant.name] = config
+        return config
+
+    def set_whole(self, tenant: TenantKeys, config: QueueConfig) -> None:
+        """Replaces what all the queues of a tenant have in common."""
+        self._wholes[tenant.name] = config
+        for (name, _), queue in self._queues.items():
+            if name == tenant.name:
+                queue.set_configs(queue.config, config)
+
+    def leased(self, tenant: TenantKeys) -> int:
+        """Counts what a tenant has in progress, with what this transaction changes."""
+        changed = sum(queue.counts[LEASED] for (name, _), queue in self._queues.items() if name == tenant.name)
+        return from_count(self.txn.get(tenant.totals[LEASED])) + changed
+
     def flush(self) -> None:
         """Writes the records collected so far. Every call that changed something ends with it."""
         txn = self.txn
@@ -154,6 +188,9 @@ class Work:
         if self.others:
             txn.put_many(self.others)
             self.others.clear()
+        for limiter in self.limiters:
+            if limiter.bring_home():
+                self.flush()
 
     def _collect_expiries(self) -> None:
         version = self.txn.version.to_bytes(8, "big")
@@ -176,6 +213,11 @@ class Work:
             self.deletes or self.bodies or self.results or self.states or self.entries or self.others or self._expiries
         )
 
+    def mark(self) -> None:
+        """Writes which queues may have ready tasks, for a call that goes by it."""
+        for queue in self._queues.values():
+            queue.mark()
+
     def finish(self) -> None:
         """Writes what the queues collected, at the end of the transaction."""
         for queue in self._queues.values():
@@ -187,16 +229,20 @@ class QueueWork:
 
     __slots__ = (
         "_body_prefix",
-        "_counts",
         "_due_ms",
         "_journal",
+        "_limiter",
         "_prefixes",
         "_ready",
+        "_room",
         "_state_prefix",
         "config",
+        "counts",
+        "key_limit",
         "keys",
         "new",
         "tenant",
+        "whole",
         "work",
     )
 
@@ -208,28 +254,70 @@ class QueueWork:
         self._prefixes = keys.of_place
         self._body_prefix = keys.tenant.body
         self._state_prefix = keys.tenant.state
-        self._counts = [0] * len(keys.counters)
+        self.counts = [0] * len(PLACES)
+        """By place, except that bytes are counted where nobody stands."""
+        self._limiter: KeyLimiter | None = None
         stored = work.txn.get(keys.config)
-        self.config = _NO_CONFIG if stored is None else decode_config(stored)
+        whole = work.whole(keys.tenant)
+        self.config = self.whole = whole
+        self.key_limit: KeyLimit | None = None
+        """What tasks that share a limit_key may use together."""
+        self._room = 0
+        if stored is not None or whole is not _NO_CONFIG:
+            self.set_configs(_NO_CONFIG if stored is None else decode_config(stored), whole)
         self._due_ms: int | None = None
         self._ready: bool | None = None
         self.new: list[bytes] = []
         """The tasks put in by this call, not journalled yet."""
 
+    def set_configs(self, config: QueueConfig, whole: QueueConfig) -> None:
+        """Takes over the configurations of the queue and of its tenant. Both tell whether the end of a lease makes room
+        for others, and for whom."""
+        self.config, self.whole = config, whole
+        limits = config.limits
+        self.key_limit = None if limits is None else limits.per_key
+        self._room = ROOM_IN_TENANT if whole.limits else ROOM_IN_QUEUE if limits and limits.in_flight else 0
+
+    @property
+    def limiter(self) -> KeyLimiter:
+        """The limits per key, which most queues never ask for."""
+        if self._limiter is None:
+            self._limiter = KeyLimiter(self)
+            self.work.limiters.append(self._limiter)
+        return self._limiter
+
+    def paused(self) -> bool:
+        """True if nothing is to be claimed here."""
+        return self.config.paused or self.whole.paused
+
+    def room(self, wanted: int) -> int:
+        """How many of `wanted` tasks the caps of the queue and of its tenant allow to be leased now."""
+        if not self._room:
+            return wanted
+        limits, whole = self.config.limits, self.whole.limits
+        if limits is not None and limits.in_flight is not None:
+            leased = from_count(self.work.txn.get(self.keys.counters[LEASED])) + self.counts[LEASED]
+            wanted = min(wanted, limits.in_flight - leased)
+        if whole is not None and whole.in_flight is not None:
+            wanted = min(wanted, whole.in_flight - self.work.leased(self.tenant))
+        return max(0, wanted)
+
     # ----------------------------------------------------------------------------------------------------------- moves
 
     def put_new(self, task_id: bytes, state: State, body: bytes) -> None:
         """Puts a new task in, where its state says."""
+        if state.limit and state.place == READY:
+            self.limiter.admit(state, state.rank)
         work, place = self.work, state.place
         work.bodies[self._body_prefix + task_id] = body
         work.states[self._state_prefix + task_id] = encode_new_state(state)
         work.entries.append(self._prefixes[place] + state.rank + task_id)
-        self._counts[place] += 1
-        self._counts[BYTES] += state.size
+        self.counts[place] += 1
+        self.counts[BYTES] += state.size
         self.new.append(task_id)
         if place == READY:
             self._ready = True
-        else:
+        elif place == DELAYED:
             self._due(state.due_ms)
 
     def put_alike(self, ids: list[bytes], state: State, bodies: list[bytes], sizes: list[int]) -> None:
@@ -245,16 +333,16 @@ class QueueWork:
         work.bodies.update(zip([body_prefix + task_id for task_id in ids], bodies, strict=True))
         work.states.update(zip([state_prefix + task_id for task_id in ids], states, strict=True))
         work.entries += [ready_prefix + rank + task_id for rank, task_id in zip(ranks, ids, strict=True)]
-        self._counts[READY] += len(ids)
-        self._counts[BYTES] += sum(sizes)
+        self.counts[READY] += len(ids)
+        self.counts[BYTES] += sum(sizes)
         self._ready = True
         self.new += ids
 
     def put_block(self, entry: bytes, count: int, size: int, due_ms: int) -> None:
         """Puts in a block of so many rows, which is ready at once if it is due at 0."""
         self.work.entries.append(entry)
-        self._counts[DELAYED if due_ms else READY] += count
-        self._counts[BYTES] += size
+        self.counts[DELAYED if due_ms else READY] += count
+        self.counts[BYTES] += size
         if due_ms:
             self._due(due_ms)
         else:
@@ -264,6 +352,10 @@ class QueueWork:
         """Gives a task that stood in a block, and was counted there, an entry and a state of its own."""
         self.work.states[self._state_prefix + task_id] = encode_new_state(state)
         self.work.entries.append(self._prefixes[state.place] + state.rank + task_id)
+        self.expire_start(task_id, state)
+
+    def expire_start(self, task_id: bytes, state: State) -> None:
+        """Notes the start deadline of a task that stood in a block, if it has one."""
         if state.expires_ms:
             self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
 
@@ -271,13 +363,11 @@ class QueueWork:
         """Moves a task to the back of its priority."""
         state.due_ms = self.work.now_ms
         self._pend(state)
-        self._ready = True
         self._move(task_id, state, READY, self.work.back_rank(state.priority))
 
     def to_home(self, task_id: bytes, state: State) -> None:
         """Moves a task back to where it stood when it was claimed."""
         self._pend(state)
-        self._ready = True
         self._move(task_id, state, READY, state.home)
         if state.expires_ms and state.attempts == 0:
             self.work.expire(state.expires_ms, EXPIRE_START, self.tenant.name, task_id)
@@ -288,6 +378,20 @@ class QueueWork:
         self._pend(state)
         self._due(visible_ms)
         self._move(task_id, state, DELAYED, delayed_rank(visible_ms))
+
+    def limit(self, state: State, body: Body) -> None:
+        """Has a task that stood in a block obey the limit of its limit_key from now on."""
+        if self.key_limit is not None and body.limit_key is not None:
+            state.limit, state.cost = self.limiter.digest(body.limit_key), body.limit_cost
+
+    def park(self, task_id: bytes, state: State) -> None:
+        """Takes a ready task out of the queue because its limit_key is at its limit."""
+        self._move(task_id, state, PARKED, state.limit + state.rank)
+
+    def unpark(self, task_id: bytes, state: State, *, held: bool) -> None:
+        """Puts a parked task where it belongs in the queue. `held`: it counts against its limit_key."""
+        state.held = held
+        self._move(task_id, state, READY, state.rank[DIGEST_BYTES:])
 
     def _pend(self, state: State) -> None:
         state.status = PENDING
@@ -312,8 +416,8 @@ class QueueWork:
             work.states[state_prefix + task_id] = data = encode_state(state)
             remember_leased(data, state)
         work.deletes += entries
-        self._counts[READY] -= len(ids)
-        self._counts[LEASED] += len(ids)
+        self.counts[READY] -= len(ids)
+        self.counts[LEASED] += len(ids)
         self.events(_CLAIMED, ids, [state.attempts for state in states], worker)
 
     def extend(self, task_id: bytes, state: State, lease_end_ms: int) -> None:
@@ -326,7 +430,9 @@ class QueueWork:
         work = self.work
         now_ms, retention_ms = work.now_ms, state.retention_ms
         work.deletes.append(self.keys.leased + state.rank + task_id)
-        self._counts[LEASED] -= 1
+        self.counts[LEASED] -= 1
+        if state.limit:
+            self.limiter.moved(state, NOWHERE, b"")
         state.status, state.place = COMPLETED, NOWHERE
         state.rank = state.token = b""
         state.ended_ms = now_ms
@@ -395,20 +501,23 @@ class QueueWork:
         deletes, tenant = self.work.deletes, self.tenant
         if state.rank:
             deletes.append(self._prefixes[state.place] + state.rank + task_id)
-            self._counts[state.place] -= 1
+            self.counts[state.place] -= 1
         deletes += (tenant.body + task_id, tenant.state + task_id)
         if state.result_apart:
             deletes.append(tenant.result + task_id)
-        self._counts[BYTES] -= state.size
+        self.counts[BYTES] -= state.size
 
     def _move(self, task_id: bytes, state: State, place: int, rank: bytes, value: bytes = b"") -> None:
         """Takes a task's entry from where it stands to where it goes, and writes its state."""
-        work, counts = self.work, self._counts
+        work, counts, before = self.work, self.counts, state.place
+        if state.limit:
+            place, rank = self.limiter.moved(state, place, rank)
         if state.rank:
-            before = state.place
             work.deletes.append(self._prefixes[before] + state.rank + task_id)
             counts[before] -= 1
         if rank:
+            if place == READY:
+                self._ready = True
             counts[place] += 1
             entry = self._prefixes[place] + rank + task_id
             if value:
@@ -436,7 +545,7 @@ class QueueWork:
             state.result, state.result_apart = None, True
             self.work.results[self.tenant.result + task_id] = encode_result(result)
         state.size += size
-        self._counts[BYTES] += size
+        self.counts[BYTES] += size
 
     def drop_result(self, task_id: bytes, state: State) -> None:
         """Empties the result slot."""
@@ -448,7 +557,7 @@ class QueueWork:
         state.result, state.result_apart = None, False
         size = len(result.data or b"")
         state.size -= size
-        self._counts[BYTES] -= size
+        self.counts[BYTES] -= size
 
     def free_key(self, task_id: bytes, state: State) -> None:
         """Frees the deduplication key, if it still points to this task."""
@@ -482,6 +591,7 @@ class QueueWork:
             or len(run.ids) == ENTRY_EVENTS_MAX
         ):
             run = journal.begin(self.keys, kind, worker, detail)
+            run.room = self._room
         run.ids.append(task_id)
         run.attempts.append(attempt)
 
@@ -500,6 +610,7 @@ class QueueWork:
                 or len(run.ids) + len(some) > ENTRY_EVENTS_MAX
             ):
                 run = self._journal.begin(self.keys, kind, worker, None)
+                run.room = self._room
             run.ids += some
             run.attempts += attempts[start:end]
 
@@ -508,8 +619,11 @@ class QueueWork:
         return None if self.config == _NO_CONFIG else self.config
 
     def set_config(self, config: QueueConfig) -> None:
-        """Replaces the configuration; the defaults take no room."""
-        self.config = config
+        """Replaces the configuration; the defaults take no room. Parked tasks meet the new limits."""
+        changed = self.key_limit != (config.limits and config.limits.per_key)
+        self.set_configs(config, self.whole)
+        if changed:
+            self.limiter.review()
         if config == _NO_CONFIG:
             self.work.txn.delete(self.keys.config)
         else:
@@ -519,6 +633,15 @@ class QueueWork:
         """Notes that nothing is ready here; the next ready task sets the mark again."""
         self._ready = False
 
+    def mark(self) -> None:
+        """Writes whether there may be ready tasks here."""
+        txn, mark = self.work.txn, self.keys.ready_mark
+        if self._ready is not None and self._ready is (txn.get(mark) is None):
+            if self._ready:
+                txn.put(mark, b"")
+            else:
+                txn.delete(mark)
+
     def set_due(self, at_ms: int | None) -> None:
         """Says when the queue next has something due; None: never."""
         self._due_ms = None
@@ -527,20 +650,25 @@ class QueueWork:
     def finish(self) -> None:
         """Writes the queue's counters and marks."""
         txn, keys = self.work.txn, self.keys
-        for counter, total, delta in zip(keys.counters, keys.tenant.totals, self._counts, strict=True):
+        if self._limiter is not None:
+            self._limiter.finish()
+        # Who is parked is ready, as far as anybody is told.
+        self.counts[READY] += self.counts[PARKED]
+        for counter, total, delta in zip(keys.counters, keys.tenant.totals, self.counts, strict=False):
             if delta:
                 txn.add(counter, delta)
                 txn.add(total, delta)
-        if self._ready is not None and self._ready is (txn.get(keys.ready_mark) is None):
-            if self._ready:
-                txn.put(keys.ready_mark, b"")
-            else:
-                txn.delete(keys.ready_mark)
+        if self._ready is not None:
+            self.mark()
         if self._due_ms is not None:
             # The due index names the earliest time that is known; one that has become too early costs one look.
             known = txn.get(keys.due)
             if known is None or self._due_ms < from8(known):
                 set_due(txn, keys, known, self._due_ms)
+
+    def due(self, at_ms: int) -> None:
+        """Notes that something becomes due here."""
+        self._due(at_ms)
 
     def _due(self, at_ms: int) -> None:
         if self._due_ms is None or at_ms < self._due_ms:
@@ -554,7 +682,7 @@ class QueueWork:
         self.free_key(task_id, state)
         self.drop_result(task_id, state)
         self.work.deletes.append(self.tenant.body + task_id)
-        self._counts[BYTES] -= state.size
+        self.counts[BYTES] -= state.size
         state.size = 0
         state.result_until_ms = 0
         state.kept_until_ms = self.work.now_ms + _UNKEPT_STATE_MS

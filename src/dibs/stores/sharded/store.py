@@ -538,4 +538,5 @@ def _sum(parts: Sequence[QueueStats]) -> QueueStats:
         bytes=sum(part.bytes for part in parts),
         paused=any(part.paused for part in parts),
         oldest_ready_ms=min((part.oldest_ready_ms for part in parts if part.oldest_ready_ms is not None), default=None),
+        limits=parts[0].limits,
     )

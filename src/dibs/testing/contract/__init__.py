@@ -32,9 +32,11 @@ _TOPICS = (
     "durability",
     "enqueue",
     "expiry",
+    "fairness",
     "fuzz",
     "heartbeat",
     "journal",
+    "limits",
     "listing",
     "load_events",
     "load_keys",
@@ -69,10 +71,22 @@ from dibs.testing.contract.delay import TestDelay
 from dibs.testing.contract.durability import TestClose, TestReopen
 from dibs.testing.contract.enqueue import TestEnqueue
 from dibs.testing.contract.expiry import TestExpiry
+from dibs.testing.contract.fairness import TestFairClaims
 from dibs.testing.contract.fuzz import TestFuzz
-from dibs.testing.contract.harness import StoreHarness, anyio_backend, clock, no_fallback, reopen, second, store, stores
+from dibs.testing.contract.harness import (
+    StoreHarness,
+    anyio_backend,
+    clock,
+    limits_hold,
+    no_fallback,
+    reopen,
+    second,
+    store,
+    stores,
+)
 from dibs.testing.contract.heartbeat import TestHeartbeat
 from dibs.testing.contract.journal import TestEvents
+from dibs.testing.contract.limits import TestCaps, TestChangedLimits, TestKeysInFlight, TestRates
 from dibs.testing.contract.listing import TestListing
 from dibs.testing.contract.load_events import TestLoadEvents
 from dibs.testing.contract.load_keys import TestLoadKeys
@@ -98,6 +112,8 @@ __all__ = [
     "TestBadInput",
     "TestCancel",
     "TestCancelledRows",
+    "TestCaps",
+    "TestChangedLimits",
     "TestClaim",
     "TestClaimId",
     "TestClocks",
@@ -110,11 +126,13 @@ __all__ = [
     "TestEnqueue",
     "TestEvents",
     "TestExpiry",
+    "TestFairClaims",
     "TestFallback",
     "TestFreedKeys",
     "TestFuzz",
     "TestHeartbeat",
     "TestKeepNothing",
+    "TestKeysInFlight",
     "TestListing",
     "TestLoadEvents",
     "TestLoadInput",
@@ -126,6 +144,7 @@ __all__ = [
     "TestOrder",
     "TestPurge",
     "TestQueues",
+    "TestRates",
     "TestReading",
     "TestReopen",
     "TestReplayDead",
@@ -145,6 +164,7 @@ __all__ = [
     "TestWrongTypes",
     "anyio_backend",
     "clock",
+    "limits_hold",
     "no_fallback",
     "reopen",
     "second",
