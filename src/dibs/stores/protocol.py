@@ -445,6 +445,10 @@ class Store(abc.ABC):
         """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
 
     @abc.abstractmethod
+    async def _has_rows(self, tenant: str, chunk_id: bytes) -> bool:
+        """Whether rows of this chunk that were committed are here."""
+
+    @abc.abstractmethod
     async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
         """What is held of each chunk; None: it does not wait for a commit here."""
 

@@ -138,6 +138,13 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     return Staged(count)
 
 
+def has_rows(txn: ReadTxn, tenant: str, chunk_id: bytes) -> bool:
+    """Whether rows of a chunk are here that were committed: it is not to be staged again."""
+    keys, name = tenant_keys(tenant), chunk_id[:CHUNK_BYTES]
+    known = read_head(txn, keys, name)
+    return bool(known is not None and known.version) or _has_tasks(txn, keys, name)
+
+
 def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[StagedPart | None]:
     """Tells what is held of each chunk that waits for a commit."""
     keys = tenant_keys(tenant)

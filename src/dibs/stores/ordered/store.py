@@ -211,6 +211,9 @@ class OrderedStore(LocalStore):
         keep_ms = round(keep_s * 1000)
         return await self._lane().transact(lambda txn: loads.stage(txn, tenant, chunk, keep_ms))
 
+    async def _has_rows(self, tenant: str, chunk_id: bytes) -> bool:
+        return self._read(lambda txn: loads.has_rows(txn, tenant, chunk_id))
+
     async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
         return self._read(lambda txn: loads.staged(txn, tenant, chunk_ids))
 

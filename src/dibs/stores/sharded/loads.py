@@ -32,6 +32,9 @@ HOLD_S = 60.0
 
 async def stage(shards: Shards, tenant: str, chunk_id: bytes, rows: Rows, keep_s: float) -> Staged:
     """Stores a chunk where its rows belong."""
+    # In any shard: staged again with other keys, its rows would be elsewhere than those that were committed.
+    if len(shards) > 1 and any(await shards.some(lambda store: store._has_rows(tenant, chunk_id))):
+        return Staged(len(rows.payloads), already=True)
     own = shards.of_id(chunk_id)
     home = shards.all[own]
     ids = row_ids(tenant, chunk_id, rows) if rows.keys and len(shards) > 1 else []

@@ -336,6 +336,10 @@ class ShardedStore(LocalStore):
         self._check_open()
         return await loads.drop(self._shards, tenant, chunk_ids)
 
+    async def _has_rows(self, tenant: str, chunk_id: bytes) -> bool:
+        self._check_open()
+        return any(await self._shards.each(lambda store: store._has_rows(tenant, chunk_id)))
+
     async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
         self._check_open()
         return await self._shards.split(chunk_ids, self._shards.of_id, lambda store, some: store._staged(tenant, some))
