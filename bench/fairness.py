@@ -1,8 +1,8 @@
-"""How long quiet tenants wait beside a noisy one, where workers serve all tenants.
+"""How long quiet tenants wait beside a noisy one, where a worker serves all tenants.
 
-A hundred tenants enqueue a task each now and then. Workers claim with tenant `*`, ten at a time, and complete what they
-get after a few milliseconds, as handlers that wait for something would. Then the same beside a tenant with a million
-tasks ready: the workers never rest, and what counts is that a quiet tenant's turn comes soon all the same.
+A hundred tenants enqueue a task each now and then. One worker claims with tenant `*`, as `dibs worker` does: as many as
+it has free slots, handlers that wait a few milliseconds, outcomes settled together. Then the same beside a tenant with
+a million tasks ready: the slots are never free for long, and what counts is that a quiet tenant's turn comes soon.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bench.figures import Figure, figure
 from bench.steps import COMMAND, PAYLOAD, Options, fresh_store
 from dibs.ids import new_id
 from dibs.stores.protocol import ALL_TENANTS, Store
-from dibs.task import BATCH_MAX, NewTask
+from dibs.task import BATCH_MAX, Lease, NewTask
 
 QUIET = [f"quiet-{n:03}" for n in range(100)]
 NOISY = "noisy"
-WORKERS = 4
-CLAIM = 10
-HANDLER_S = 0.005
+SLOTS = 100
+HANDLER_S = 0.01
+"""In the mean."""
 EVERY_S = 0.01
 """How often one of the quiet tenants enqueues, in the mean."""
 
@@ -50,20 +50,19 @@ def _figure(case: str, rounds: list[list[float]], percent: int, against: dict[st
 
 
 async def _waits(options: Options, noise: int, seconds: float) -> list[float]:
-    """How long each task of a quiet tenant waited, from the answer to its enqueue to its lease, in milliseconds."""
+    """How long each task of a quiet tenant waited, from the call of its enqueue to its lease, in milliseconds."""
     async with fresh_store(options) as store:
         await _make_noise(store, noise)
         enqueued: dict[bytes, float] = {}
         waits: list[float] = []
         claimed = asyncio.Event()
-        workers = [asyncio.create_task(_work(store, enqueued, waits, claimed)) for _ in range(WORKERS)]
+        working = asyncio.create_task(_work(store, enqueued, waits, claimed))
         await _enqueue_now_and_then(store, seconds, enqueued)
         while len(waits) < len(enqueued):
             claimed.clear()
             await claimed.wait()
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
         return waits
 
 
@@ -81,17 +80,35 @@ async def _enqueue_now_and_then(store: Store, seconds: float, enqueued: dict[byt
     while time.perf_counter() < end_s:
         await asyncio.sleep(chance.expovariate(1 / EVERY_S))
         task = NewTask(command=COMMAND, payload=PAYLOAD, id=new_id())
-        # Before the answer: a worker may have it by then, and has waited for nothing.
         enqueued[task.id] = time.perf_counter()
         await store.enqueue(chance.choice(QUIET), [task])
-        enqueued[task.id] = time.perf_counter()
 
 
 async def _work(store: Store, enqueued: dict[bytes, float], waits: list[float], claimed: asyncio.Event) -> None:
+    slots, ended = asyncio.Semaphore(SLOTS), asyncio.Queue[Lease]()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_settle(store, slots, ended))
+        while True:
+            await slots.acquire()
+            free = 1
+            while not slots.locked() and free < SLOTS:
+                await slots.acquire()
+                free += 1
+            leases = await store.claim(ALL_TENANTS, [COMMAND], limit=free, wait_s=10)
+            now_s = time.perf_counter()
+            waits += [(now_s - enqueued[lease.id]) * 1000 for lease in leases if lease.tenant != NOISY]
+            claimed.set()
+            for lease in leases:
+                asyncio.get_running_loop().call_later(random.expovariate(1 / HANDLER_S), ended.put_nowait, lease)
+            for _ in range(free - len(leases)):
+                slots.release()
+
+
+async def _settle(store: Store, slots: asyncio.Semaphore, ended: asyncio.Queue[Lease]) -> None:
     while True:
-        leases = await store.claim(ALL_TENANTS, [COMMAND], limit=CLAIM, wait_s=10)
-        now_s = time.perf_counter()
-        waits += [max(0.0, now_s - enqueued[lease.id]) * 1000 for lease in leases if lease.tenant != NOISY]
-        claimed.set()
-        await asyncio.sleep(HANDLER_S)
+        leases = [await ended.get()]
+        while not ended.empty():
+            leases.append(ended.get_nowait())
         await steps.complete(store, leases)
+        for _ in leases:
+            slots.release()
