@@ -172,15 +172,3 @@ class TestListing:
         await put(store)
         with pytest.raises(InvalidCursor):
             await store.list(TENANT, cursor=cursor)
-
-    async def test_whatever_the_time_is(self, store: Store, clock: ManualClock) -> None:
-        """Tasks leased and buried in each of so many milliseconds are all listed: no byte of a time is taken for
-        something else."""
-        leased, dead = await put_many(store, 256, "leased"), await put_many(store, 256, "dead")
-        for _ in range(256):
-            clock.advance(0.001)
-            await take(store, "leased")
-            await fail(store, await take(store, "dead"))
-        assert {task.id for task in await list_all(store, Filter(command="leased", place=Place.LEASED))} == {*leased}
-        assert {task.id for task in await list_all(store, Filter(command="dead", place=Place.DEAD))} == {*dead}
-        assert len((await store.replay(TENANT, Filter(command="dead"))).ids) == 256
