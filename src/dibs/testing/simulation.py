@@ -679,11 +679,10 @@ class StoreMachine(RuleBasedStateMachine):
         return bare
 
     def _mint(self, tenant: str, options: dict[str, Any]) -> bytes:
-        """Ids that are the same in every run of an example; a keyed one is in the slot of its key."""
+        """Ids that are the same in every run of an example, in the slot of the key or of the limit_key."""
         minted = self._number(b"i")
-        if "key" not in options:
-            return minted
-        return minted[:-1] + key_digest(tenant, options["command"], options["key"])[-1:]
+        where = options.get("key", options.get("limit_key"))
+        return minted if where is None else minted[:-1] + key_digest(tenant, options["command"], where)[-1:]
 
     def _number(self, mark: bytes, size: int = ID_BYTES - 1) -> bytes:
         """A name that nobody has, told by its first `size` bytes."""

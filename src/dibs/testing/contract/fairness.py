@@ -37,7 +37,6 @@ async def shares(store: Store, count: int, limit: int = 1) -> Counter[str]:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestFairClaims:
     """`claim("*")` serves every tenant that has something ready."""
 

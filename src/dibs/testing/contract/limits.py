@@ -61,7 +61,6 @@ async def limit_keys(store: Store, **limit: Any) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestCaps:
     """At most so many tasks of a queue, or of a tenant, are in progress."""
 
@@ -215,7 +214,6 @@ class TestCaps:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestKeysInFlight:
     """At most so many tasks that share a limit_key are in progress; others go past them."""
 
@@ -391,7 +389,6 @@ class TestKeysInFlight:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestRates:
     """The tasks of a limit_key start at a rate, after a burst; each counts for its cost."""
 
@@ -487,7 +484,6 @@ class TestRates:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestChangedLimits:
     """Limits may change at any time, with tasks ready, parked and in progress."""
 

@@ -1,0 +1,242 @@
+"""Fair claims over several shards: the tenants take turns over all of them, wherever their tasks are.
+
+Whose turn it is is decided here, by looking: each shard tells which tenants may have something. Then each shard that
+is needed gets one transaction with the turns that are taken there, and a tenant that has tasks in several shards gives
+from one of them at a time. Where the rotation stands is a hint that each store object keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from dibs.errors import StoreError
+from dibs.stores.local import LocalStore
+from dibs.stores.ordered.fair import TURNS_PER_CLAIM, Turn
+from dibs.stores.protocol import ALL_TENANTS
+from dibs.stores.sharded.caps import InProgress, counted
+from dibs.stores.sharded.shards import PASSED_OVER, Shards
+from dibs.task import Elsewhere, Lease, ReadyTenant, ReadyTenants, TurnsTaken
+
+
+class FairCall(Struct, frozen=True, gc=False):
+    """What a claim of all tenants asks of every shard."""
+
+    commands: Sequence[str]
+    lease_s: float | None
+    worker: str
+    claim_id: bytes | None
+
+
+class Candidate(Struct, gc=False):
+    """A tenant that may give something, from any of these shards."""
+
+    name: str
+    weight: int
+    shards: list[int]
+    in_progress: InProgress | None = None
+    """If it has caps."""
+
+
+class Walk:
+    """Once around all tenants, beginning at a turn, some at a time; each shard by its own index."""
+
+    def __init__(self, shards: Shards, commands: Sequence[str], turn: Turn) -> None:
+        self._shards = shards
+        self._commands = commands
+        self._origin = turn.tenant
+        self._at, self._itself, self._wrapped = turn.tenant, turn.left > 0, False
+        self._from_origin = self._itself
+        self.over = False
+
+    async def next(self, limit: int) -> list[Candidate]:
+        """Returns some of the next tenants, in order."""
+        pages = await self._shards.some(
+            lambda store: store._ready_tenants(self._commands, self._at, limit, itself=self._itself)
+        )
+        page, where = merged(pages)
+        found = [
+            Candidate(one.name, one.weight, where[one.name], _UNCOUNTED if one.capped else None)
+            for one in page.tenants
+            if not self._seen(one.name)
+        ]
+        horizon = page.end
+        if horizon is not None:
+            self._at, self._itself = horizon, False
+        elif self._wrapped:
+            self.over = True
+        else:
+            self._at, self._itself, self._wrapped = "", False, True
+        if self._wrapped and horizon is not None and horizon >= self._origin:
+            self.over = True
+        return found
+
+    def _seen(self, name: str) -> bool:
+        return self._wrapped and (name > self._origin or (self._from_origin and name == self._origin))
+
+
+def merged(pages: Sequence[ReadyTenants | None]) -> tuple[ReadyTenants, dict[str, list[int]]]:
+    """Returns the tenants of all shards, as far as every shard has told, and the shards of each."""
+    end = min((page.end for page in pages if page is not None and page.end is not None), default=None)
+    found: dict[str, ReadyTenant] = {}
+    where: dict[str, list[int]] = {}
+    for number, page in enumerate(pages):
+        for tenant in () if page is None else page.tenants:
+            if end is None or tenant.name <= end:
+                known = found.get(tenant.name, tenant)
+                found[tenant.name] = ReadyTenant(tenant.name, tenant.weight, known.capped or tenant.capped)
+                where.setdefault(tenant.name, []).append(number)
+    return ReadyTenants([found[name] for name in sorted(found)], end), where
+
+
+class Turns:
+    """The rotation of one store object."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._turn = Turn.anywhere()
+        self._capped = asyncio.Lock()
+
+    async def claim(
+        self, call: FairCall, limit: int, start: int | None, give_back: Callable[[Sequence[Lease]], None]
+    ) -> list[Lease]:
+        """Takes at most `limit` tasks. `give_back` gets what was taken if the caller has gone."""
+        taking = Taking(self._shards, call, self._shards.from_on(start)[0].number)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._fill(taking, limit, stack)
+                await taking.put_back()
+        except StoreError:
+            if not taking.leases:
+                raise
+        except asyncio.CancelledError:
+            give_back(taking.leases)
+            raise
+        return taking.leases
+
+    async def _fill(self, taking: Taking, limit: int, stack: contextlib.AsyncExitStack) -> None:
+        quantum = max(1, limit // TURNS_PER_CLAIM)
+        await taking.note_due()
+        walk = Walk(self._shards, taking.call.commands, self._turn)
+        ring: list[Candidate] = []
+        while (wanted := limit - len(taking.leases)) > 0:
+            while not walk.over and sum(one.weight for one in ring) * quantum < wanted:
+                for found in await walk.next(wanted // quantum + 1):
+                    if found.in_progress is not None and not taking.caps:
+                        # Claims of this store wait for each other where caps are met, and count by themselves.
+                        await stack.enter_async_context(self._capped)
+                    if await taking.has_room(found):
+                        ring.append(found)
+            if not ring:
+                return
+            shares = self._shares(ring, wanted, quantum)
+            await taking.take([(one, shares[one.name]) for one in ring if one.name in shares])
+            ring = [one for one in self._in_turn(ring) if one.shards and taking.room(one) != 0]
+
+    def _shares(self, ring: Sequence[Candidate], wanted: int, quantum: int) -> dict[str, int]:
+        """Lets the tenants take turns until the claim would be filled; says how many each gives."""
+        shares: dict[str, int] = {}
+        at = 0
+        while wanted > 0:
+            one = ring[at % len(ring)]
+            share = self._turn.left if self._turn.left and self._turn.tenant == one.name else one.weight * quantum
+            given = min(share, wanted)
+            shares[one.name] = shares.get(one.name, 0) + given
+            wanted -= given
+            self._turn = Turn(one.name, share - given)
+            at += 1
+        return shares
+
+    def _in_turn(self, ring: Sequence[Candidate]) -> list[Candidate]:
+        """The same tenants, beginning with the one whose turn is next."""
+        names = [one.name for one in ring]
+        first = names.index(self._turn.tenant) + (0 if self._turn.left else 1)
+        return [*ring[first:], *ring[:first]]
+
+
+class Taking:
+    """What one claim has taken so far, and from where."""
+
+    def __init__(self, shards: Shards, call: FairCall, home: int) -> None:
+        self._shards = shards
+        self.call = call
+        self._home = home
+        self._been: set[int] = set()
+        self.leases: list[Lease] = []
+        self.caps: dict[str, InProgress] = {}
+        """Of the tenants that have any."""
+
+    async def note_due(self) -> None:
+        """Has every shard note what is due, so that it is among what there is to give."""
+
+        async def note(store: LocalStore) -> None:
+            if await store._any_due(ALL_TENANTS, self.call.commands):
+                await store._claim_turns([], self.call.commands, None, "", None, {}, further=False)
+
+        await self._shards.some(note)
+
+    async def has_room(self, one: Candidate) -> bool:
+        """Whether the caps of a tenant leave anything; remembers what it has in progress."""
+        if one.in_progress is not None:
+            one.in_progress = self.caps[one.name] = await counted(self._shards, one.name, self.call.commands)
+        return self.room(one) != 0
+
+    def room(self, one: Candidate) -> int | None:
+        """How much the caps of a tenant leave; None: they do not matter."""
+        return None if one.in_progress is None else one.in_progress.room(one.name, self.call.commands)
+
+    async def take(self, turns: Sequence[tuple[Candidate, int]]) -> None:
+        """Takes from each tenant as many as its turn allows, from a shard that may have some. Where one gave less, it
+        has no more."""
+        by_shard: dict[int, list[tuple[Candidate, int]]] = {}
+        for one, share in turns:
+            number = self._home if self._home in one.shards else one.shards[0]
+            by_shard.setdefault(number, []).append((one, share))
+        for number, some in by_shard.items():
+            try:
+                taken = await self._take(number, some)
+            except PASSED_OVER:
+                for one, _ in some:
+                    one.shards.remove(number)
+                continue
+            for one, share in some:
+                given = [lease for lease in taken.leases if lease.tenant == one.name]
+                if one.in_progress is not None:
+                    one.in_progress.took(number, given)
+                if len(given) < share and one.name not in taken.unseen:
+                    one.shards.remove(number)
+
+    async def _take(self, number: int, turns: Sequence[tuple[Candidate, int]]) -> TurnsTaken:
+        elsewhere: dict[tuple[str, str], int] = {}
+        for one, _ in turns:
+            elsewhere |= {} if one.in_progress is None else one.in_progress.elsewhere(number)
+        taken = await self._shards.all[number].ask(lambda store: self._ask(store, number, turns, elsewhere))
+        self._been.add(number)
+        self.leases += taken.leases
+        return taken
+
+    async def _ask(
+        self, store: LocalStore, number: int, turns: Sequence[tuple[Candidate, int]], elsewhere: Elsewhere
+    ) -> TurnsTaken:
+        call, shares = self.call, [(one.name, share) for one, share in turns]
+        return await store._claim_turns(
+            shares, call.commands, call.lease_s, call.worker, call.claim_id, elsewhere, further=number in self._been
+        )
+
+    async def put_back(self) -> None:
+        """Counts again for the tenants that have caps, and puts back what another process has taken the room of."""
+        over: list[Lease] = []
+        for name in self.caps:
+            mine = [lease for lease in self.leases if lease.tenant == name]
+            if mine:
+                over += (await counted(self._shards, name, self.call.commands)).over(mine)
+        if over:
+            self.leases = [lease for lease in self.leases if lease not in over]
+            with contextlib.suppress(StoreError):
+                await self._shards.undo_claim(over)
+
+
+_UNCOUNTED = InProgress([])
