@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -115,12 +116,17 @@ class Turns:
         except asyncio.CancelledError:
             give_back(taking.leases)
             raise
+        if call.claim_id is not None:
+            # As a repeat would tell them: shard by shard.
+            place = {shard.number: place for place, shard in enumerate(self._shards.from_on(start))}
+            taking.leases.sort(key=lambda lease: place[self._shards.of_id(lease.id)])
         return taking.leases
 
     async def _fill(self, taking: Taking, limit: int, stack: contextlib.AsyncExitStack) -> None:
         quantum = max(1, limit // TURNS_PER_CLAIM)
         await taking.note_due()
-        walk = Walk(self._shards, taking.call.commands, self._turn)
+        turn = self._turn
+        walk = Walk(self._shards, taking.call.commands, turn)
         ring: list[Candidate] = []
         while (wanted := limit - len(taking.leases)) > 0:
             while not walk.over and sum(one.weight for one in ring) * quantum < wanted:
@@ -132,29 +138,31 @@ class Turns:
                         ring.append(found)
             if not ring:
                 return
-            shares = self._shares(ring, wanted, quantum)
+            shares, turn = _shares(ring, turn, wanted, quantum)
+            self._turn = turn
             await taking.take([(one, shares[one.name]) for one in ring if one.name in shares])
-            ring = [one for one in self._in_turn(ring) if one.shards and taking.room(one) != 0]
+            ring = [one for one in _in_turn(ring, turn) if one.shards and taking.room(one) != 0]
 
-    def _shares(self, ring: Sequence[Candidate], wanted: int, quantum: int) -> dict[str, int]:
-        """Lets the tenants take turns until the claim would be filled; says how many each gives."""
-        shares: dict[str, int] = {}
-        at = 0
-        while wanted > 0:
-            one = ring[at % len(ring)]
-            share = self._turn.left if self._turn.left and self._turn.tenant == one.name else one.weight * quantum
-            given = min(share, wanted)
-            shares[one.name] = shares.get(one.name, 0) + given
-            wanted -= given
-            self._turn = Turn(one.name, share - given)
-            at += 1
-        return shares
 
-    def _in_turn(self, ring: Sequence[Candidate]) -> list[Candidate]:
-        """The same tenants, beginning with the one whose turn is next."""
-        names = [one.name for one in ring]
-        first = names.index(self._turn.tenant) + (0 if self._turn.left else 1)
-        return [*ring[first:], *ring[:first]]
+def _shares(ring: Sequence[Candidate], turn: Turn, wanted: int, quantum: int) -> tuple[dict[str, int], Turn]:
+    """Lets the tenants take turns until the claim would be filled; says how many each gives, and whose turn it is
+    then."""
+    shares: dict[str, int] = {}
+    for one in itertools.cycle(ring):
+        share = turn.left if turn.left and turn.tenant == one.name else one.weight * quantum
+        given = min(share, wanted)
+        shares[one.name] = shares.get(one.name, 0) + given
+        wanted -= given
+        turn = Turn(one.name, share - given)
+        if wanted == 0:
+            break
+    return shares, turn
+
+
+def _in_turn(ring: Sequence[Candidate], turn: Turn) -> list[Candidate]:
+    """The same tenants, beginning with the one whose turn is next."""
+    first = [one.name for one in ring].index(turn.tenant) + (0 if turn.left else 1)
+    return [*ring[first:], *ring[:first]]
 
 
 class Taking:
