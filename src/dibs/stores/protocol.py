@@ -414,9 +414,9 @@ class Store(abc.ABC):
         """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
 
     @abc.abstractmethod
-    async def _in_flight(self, tenant: str, commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
-        """What is in progress under those caps that are set: of the tenant, as the command `*`, and of these queues.
-        Cheap, above all where none is set."""
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+        """What is in progress under those caps that are set: of the tenants, as the command `*`, and of these queues of
+        theirs. Cheap, above all where none is set."""
 
     @abc.abstractmethod
     async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:

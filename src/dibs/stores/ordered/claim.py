@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from itertools import takewhile
@@ -133,10 +134,10 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str], elsewhere: E
     return soonest
 
 
-def in_flight(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> dict[tuple[str, str], InFlight]:
-    """What is in progress under those caps that are set: of the tenant (`*`) and of these queues."""
+def in_flight(txn: ReadTxn, tenants: Sequence[str], commands: Sequence[str]) -> dict[tuple[str, str], InFlight]:
+    """What is in progress under those caps that are set: of the tenants (`*`) and of these queues of theirs."""
     found: dict[tuple[str, str], InFlight] = {}
-    for command in (ALL_COMMANDS, *commands):
+    for tenant, command in itertools.product(tenants, (ALL_COMMANDS, *commands)):
         queue = queue_keys(tenant, command)
         caps = Caps.of(txn, queue, queue.tenant.totals if command == ALL_COMMANDS else queue.counters)
         if caps.cap is not None:

@@ -175,8 +175,8 @@ class OrderedStore(LocalStore):
             in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands, elsewhere))
         return None if in_ms is None else in_ms / 1000
 
-    async def _in_flight(self, tenant: str, commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
-        return self._read(lambda txn: in_flight(txn, tenant, commands))
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+        return self._read(lambda txn: in_flight(txn, tenants, commands))
 
     async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
         if tenant == ALL_TENANTS:

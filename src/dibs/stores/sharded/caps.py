@@ -26,14 +26,17 @@ class InProgress:
             self._caps |= {name: one.cap for name, one in (found or {}).items()}
             self._leased.append({name: one.leased for name, one in (found or {}).items()})
 
-    def elsewhere(self, number: int) -> Elsewhere:
-        """What counts for the caps of a shard beside what is in progress in it."""
-        return {name: self._total(name) - self._leased[number].get(name, 0) for name in self._caps}
+    def elsewhere(self, number: int, tenant: str, commands: Sequence[str]) -> Elsewhere:
+        """What counts for a tenant's caps in a shard beside what is in progress in it."""
+        names = [(tenant, command) for command in (ALL_COMMANDS, *commands)]
+        return {name: self._total(name) - self._leased[number].get(name, 0) for name in names if name in self._caps}
 
     def took(self, number: int, leases: Sequence[Lease]) -> None:
         """Counts what was claimed since."""
-        for name in self._caps:
-            self._leased[number][name] = self._leased[number].get(name, 0) + len(_under(name, leases))
+        leased = self._leased[number]
+        for lease in leases:
+            for name in ((lease.tenant, lease.command), (lease.tenant, ALL_COMMANDS)):
+                leased[name] = leased.get(name, 0) + 1
 
     def room(self, tenant: str, commands: Sequence[str]) -> int | None:
         """How many more of a tenant's tasks can be claimed, as far as caps tell; None: any number."""
@@ -65,14 +68,14 @@ class InProgress:
         return max(0, self._caps[name] - self._total(name)) if name in self._caps else None
 
 
-async def counted(shards: Shards, tenant: str, commands: Sequence[str]) -> InProgress:
-    """Counts what is in progress under the caps of these queues."""
-    return InProgress(await shards.some(lambda store: store._in_flight(tenant, commands)))
+async def counted(shards: Shards, tenants: Sequence[str], commands: Sequence[str]) -> InProgress:
+    """Counts what is in progress under the caps of these tenants and queues."""
+    return InProgress(await shards.some(lambda store: store._in_flight(tenants, commands)))
 
 
 async def capped(shards: Shards, tenant: str, commands: Sequence[str], start: int | None) -> bool:
     """Whether there are any caps that have to be kept together: asks one shard, since all have the same."""
-    return len(shards) > 1 and bool(await shards.first(lambda store: store._in_flight(tenant, commands), start))
+    return len(shards) > 1 and bool(await shards.first(lambda store: store._in_flight([tenant], commands), start))
 
 
 async def note_due(shards: Shards, tenant: str, commands: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from dibs.ids import key_digest, slot_of
 from dibs.stores.local import LocalStore
 from dibs.stores.sharded.shard import Shard
 from dibs.stores.sharded.table import Membership
-from dibs.task import ByKey, Lease, Rejected, TaskRef
+from dibs.task import ByKey, Rejected, TaskRef
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -133,15 +133,6 @@ class Shards:
         )
         _raise_all_but((StoreUnavailable,), answers)
         return dict(zip(groups, answers, strict=True))  # type: ignore[arg-type]  # other errors have been raised
-
-    async def undo_claim(self, leases: Sequence[Lease]) -> None:
-        """Puts back what was claimed and reached nobody."""
-
-        async def undo(store: LocalStore, some: Sequence[Lease]) -> Sequence[None]:
-            await store._undo_claim(some)
-            return [None] * len(some)
-
-        await self.split(leases, lambda lease: self.of_id(lease.id), undo)
 
 
 def grouped(items: Sequence[Item], shard_of: Callable[[Item], int], but: Sequence[int] = ()) -> dict[int, list[int]]:

@@ -165,15 +165,21 @@ class ShardedStore(LocalStore):
 
         if await caps.capped(self._shards, tenant, commands, start):
             return await self._take_within_caps(take, tenant, commands, limit, start)
-        return await self._take(take, limit, start)
+        return await self._take(take, tenant, commands, limit, start)
 
     async def _take(
-        self, take: Take, limit: int, start: int | None, in_progress: caps.InProgress | None = None
+        self,
+        take: Take,
+        tenant: str,
+        commands: Sequence[str],
+        limit: int,
+        start: int | None,
+        in_progress: caps.InProgress | None = None,
     ) -> list[Lease]:
         leases: list[Lease] = []
         down: list[StoreError] = []
         for shard in self._shards.from_on(start):
-            elsewhere = NOTHING if in_progress is None else in_progress.elsewhere(shard.number)
+            elsewhere = NOTHING if in_progress is None else in_progress.elsewhere(shard.number, tenant, commands)
             left = limit - len(leases)
             try:
                 taken = await shard.ask(lambda store: take(store, left, elsewhere))  # noqa: B023 asked at once
@@ -205,16 +211,17 @@ class ShardedStore(LocalStore):
             for _ in range(TRIES_AT_CAPS):
                 try:
                     await caps.note_due(self._shards, tenant, commands)
-                    in_progress = await caps.counted(self._shards, tenant, commands)
-                    leases = await self._take(take, limit, start, in_progress)
-                    over = (await caps.counted(self._shards, tenant, commands)).over(leases) if leases else []
+                    in_progress = await caps.counted(self._shards, [tenant], commands)
+                    leases = await self._take(take, tenant, commands, limit, start, in_progress)
+                    over = (await caps.counted(self._shards, [tenant], commands)).over(leases) if leases else []
                 except BaseException:
                     self._give_back(leases)
                     raise
                 leases = [lease for lease in leases if lease not in over]
-                self._give_back(over)
-                if leases or not over:
+                undone = self._give_back(over)
+                if leases or undone is None:
                     break
+                await asyncio.wait([undone])
                 await asyncio.sleep(random.uniform(0, AGAIN_AT_CAPS_S))
         return leases
 
@@ -228,9 +235,14 @@ class ShardedStore(LocalStore):
 
     async def _undo_claim(self, leases: Sequence[Lease]) -> None:
         self._check_open()
-        await self._shards.undo_claim(leases)
 
-    def _give_back(self, leases: Sequence[Lease]) -> None:
+        async def undo(store: LocalStore, some: Sequence[Lease]) -> Sequence[None]:
+            await store._undo_claim(some)
+            return [None] * len(some)
+
+        await self._shards.split(leases, lambda lease: self._shards.of_id(lease.id), undo)
+
+    def _give_back(self, leases: Sequence[Lease]) -> asyncio.Task[None] | None:
         """Undoes a claim whose caller has gone, in the background: nobody but `close` waits for it, and should it
         fail, the leases run out by themselves."""
 
@@ -238,10 +250,12 @@ class ShardedStore(LocalStore):
             with contextlib.suppress(StoreError):
                 await self._undo_claim(leases)
 
-        if leases:
-            undone = asyncio.get_running_loop().create_task(undo())
-            self._giving_back.add(undone)
-            undone.add_done_callback(self._giving_back.discard)
+        if not leases:
+            return None
+        undone = asyncio.get_running_loop().create_task(undo())
+        self._giving_back.add(undone)
+        undone.add_done_callback(self._giving_back.discard)
+        return undone
 
     async def _ready_in_s(
         self,
@@ -256,9 +270,9 @@ class ShardedStore(LocalStore):
         down: list[StoreError] = []
         in_progress: caps.InProgress | None = None
         if tenant != ALL_TENANTS and await caps.capped(self._shards, tenant, commands, None):
-            in_progress = await caps.counted(self._shards, tenant, commands)
+            in_progress = await caps.counted(self._shards, [tenant], commands)
         for shard in self._shards.from_on():
-            others = NOTHING if in_progress is None else in_progress.elsewhere(shard.number)
+            others = NOTHING if in_progress is None else in_progress.elsewhere(shard.number, tenant, commands)
             try:
                 in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands, others))  # noqa: B023 asked at once
             except PASSED_OVER as error:
@@ -273,9 +287,9 @@ class ShardedStore(LocalStore):
             raise down[0]
         return soonest
 
-    async def _in_flight(self, tenant: str, commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
         self._check_open()
-        return (await caps.counted(self._shards, tenant, commands)).in_all()
+        return (await caps.counted(self._shards, tenants, commands)).in_all()
 
     async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
         self._check_open()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from dibs.errors import StoreError
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered.fair import TURNS_PER_CLAIM, Turn
 from dibs.stores.protocol import ALL_TENANTS
@@ -99,23 +98,22 @@ class Turns:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._turn = Turn.anywhere()
-        self._capped = asyncio.Lock()
+        self._at_caps = asyncio.Lock()
 
     async def claim(
-        self, call: FairCall, limit: int, start: int | None, give_back: Callable[[Sequence[Lease]], None]
+        self, call: FairCall, limit: int, start: int | None, give_back: Callable[[Sequence[Lease]], object]
     ) -> list[Lease]:
-        """Takes at most `limit` tasks. `give_back` gets what was taken if the caller has gone."""
+        """Takes at most `limit` tasks. `give_back` gets what was taken and is handed to nobody."""
         taking = Taking(self._shards, call, self._shards.from_on(start)[0].number)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await self._fill(taking, limit, stack)
-                await taking.put_back()
-        except StoreError:
-            if not taking.leases:
-                raise
-        except asyncio.CancelledError:
+                over = await taking.over()
+        except BaseException:
             give_back(taking.leases)
             raise
+        give_back(over)
+        taking.leases = [lease for lease in taking.leases if lease not in over]
         if call.claim_id is not None:
             # As a repeat would tell them: shard by shard.
             place = {shard.number: place for place, shard in enumerate(self._shards.from_on(start))}
@@ -130,12 +128,11 @@ class Turns:
         ring: list[Candidate] = []
         while (wanted := limit - len(taking.leases)) > 0:
             while not walk.over and sum(one.weight for one in ring) * quantum < wanted:
-                for found in await walk.next(wanted // quantum + 1):
-                    if found.in_progress is not None and not taking.caps:
-                        # Claims of this store wait for each other where caps are met, and count by themselves.
-                        await stack.enter_async_context(self._capped)
-                    if await taking.has_room(found):
-                        ring.append(found)
+                found = await walk.next(wanted // quantum + 1)
+                if not taking.capped and any(one.in_progress is not None for one in found):
+                    # Claims of this store wait for each other where there are caps: all would count the same room.
+                    await stack.enter_async_context(self._at_caps)
+                ring += await taking.with_room(found)
             if not ring:
                 return
             shares, turn = _shares(ring, turn, wanted, quantum)
@@ -174,8 +171,8 @@ class Taking:
         self._home = home
         self._been: set[int] = set()
         self.leases: list[Lease] = []
-        self.caps: dict[str, InProgress] = {}
-        """Of the tenants that have any."""
+        self.capped: set[str] = set()
+        """The tenants that have caps."""
 
     async def note_due(self) -> None:
         """Has every shard note what is due, so that it is among what there is to give."""
@@ -186,11 +183,15 @@ class Taking:
 
         await self._shards.some(note)
 
-    async def has_room(self, one: Candidate) -> bool:
-        """Whether the caps of a tenant leave anything; remembers what it has in progress."""
-        if one.in_progress is not None:
-            one.in_progress = self.caps[one.name] = await counted(self._shards, one.name, self.call.commands)
-        return self.room(one) != 0
+    async def with_room(self, some: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose caps leave anything, with what they have in progress."""
+        capped = [one for one in some if one.in_progress is not None]
+        if capped:
+            self.capped |= {one.name for one in capped}
+            in_progress = await counted(self._shards, [one.name for one in capped], self.call.commands)
+            for one in capped:
+                one.in_progress = in_progress
+        return [one for one in some if self.room(one) != 0]
 
     def room(self, one: Candidate) -> int | None:
         """How much the caps of a tenant leave; None: they do not matter."""
@@ -220,7 +221,8 @@ class Taking:
     async def _take(self, number: int, turns: Sequence[tuple[Candidate, int]]) -> TurnsTaken:
         elsewhere: dict[tuple[str, str], int] = {}
         for one, _ in turns:
-            elsewhere |= {} if one.in_progress is None else one.in_progress.elsewhere(number)
+            if one.in_progress is not None:
+                elsewhere |= one.in_progress.elsewhere(number, one.name, self.call.commands)
         taken = await self._shards.all[number].ask(lambda store: self._ask(store, number, turns, elsewhere))
         self._been.add(number)
         self.leases += taken.leases
@@ -234,17 +236,10 @@ class Taking:
             shares, call.commands, call.lease_s, call.worker, call.claim_id, elsewhere, further=number in self._been
         )
 
-    async def put_back(self) -> None:
-        """Counts again for the tenants that have caps, and puts back what another process has taken the room of."""
-        over: list[Lease] = []
-        for name in self.caps:
-            mine = [lease for lease in self.leases if lease.tenant == name]
-            if mine:
-                over += (await counted(self._shards, name, self.call.commands)).over(mine)
-        if over:
-            self.leases = [lease for lease in self.leases if lease not in over]
-            with contextlib.suppress(StoreError):
-                await self._shards.undo_claim(over)
+    async def over(self) -> list[Lease]:
+        """Counts again for the tenants that have caps; returns what another process has taken the room of."""
+        tenants = self.capped & {lease.tenant for lease in self.leases}
+        return (await counted(self._shards, [*tenants], self.call.commands)).over(self.leases) if tenants else []
 
 
 _UNCOUNTED = InProgress([])
