@@ -77,9 +77,9 @@ async def test_tasks_of_a_limit_key_meet_in_one_shard(store: LocalStore) -> None
 
     app = Dibs("memory:")
     with app:
-        call = app.task(name=COMMAND)(lambda: None).options(limit_key="acme")
-        assert id_from_text(call.enqueue().id)[-1] == slot_of_limit("acme")
-        assert {id_from_text(handle.id)[-1] for handle in call.map([(), ()])} == {slot_of_limit("acme")}
+        call = app.task(name=COMMAND)(lambda number: number).options(limit_key="acme")
+        handles = [call.enqueue(1), *call.map(range(3)), *call.options(load="named").map(range(3))]
+        assert {id_from_text(handle.id)[-1] for handle in handles} == {slot_of_limit("acme")}
 
 
 async def test_a_limit_holds_over_a_load(store: LocalStore) -> None:

@@ -19,7 +19,7 @@ from dibs.stores.ordered.fair import TURNS_PER_CLAIM, Turn
 from dibs.stores.protocol import ALL_TENANTS
 from dibs.stores.sharded.caps import InProgress, counted
 from dibs.stores.sharded.shards import PASSED_OVER, Shards
-from dibs.task import Elsewhere, Lease, ReadyTenant, ReadyTenants, TurnsTaken
+from dibs.task import Lease, ReadyTenant, ReadyTenants, TurnsTaken
 
 
 class FairCall(Struct, frozen=True, gc=False):
@@ -198,43 +198,46 @@ class Taking:
         return None if one.in_progress is None else one.in_progress.room(one.name, self.call.commands)
 
     async def take(self, turns: Sequence[tuple[Candidate, int]]) -> None:
-        """Takes from each tenant as many as its turn allows, from a shard that may have some. Where one gave less, it
-        has no more."""
-        by_shard: dict[int, list[tuple[Candidate, int]]] = {}
-        for one, share in turns:
-            number = self._home if self._home in one.shards else one.shards[0]
-            by_shard.setdefault(number, []).append((one, share))
-        for number, some in by_shard.items():
-            try:
-                taken = await self._take(number, some)
-            except PASSED_OVER:
-                for one, _ in some:
-                    one.shards.remove(number)
-                continue
-            for one, share in some:
-                given = [lease for lease in taken.leases if lease.tenant == one.name]
-                if one.in_progress is not None:
-                    one.in_progress.took(number, given)
-                if len(given) < share and one.name not in taken.unseen:
-                    one.shards.remove(number)
+        """Takes from each tenant as many as its turn allows, from one shard after the other that may have some."""
+        while turns:
+            by_shard: dict[int, list[tuple[Candidate, int]]] = {}
+            for one, share in turns:
+                number = self._home if self._home in one.shards else one.shards[0]
+                by_shard.setdefault(number, []).append((one, share))
+            left: list[tuple[Candidate, int]] = []
+            for number, some in by_shard.items():
+                left += await self._take_here(number, some)
+            turns = [(one, share) for one, share in left if one.shards and self.room(one) != 0]
 
-    async def _take(self, number: int, turns: Sequence[tuple[Candidate, int]]) -> TurnsTaken:
+    async def _take_here(self, number: int, turns: Sequence[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
+        """Takes from one shard; returns what is left of the turns. A tenant that gave less has no more here."""
+        try:
+            taken = await self._ask(number, turns)
+        except PASSED_OVER:
+            taken = TurnsTaken([], [])
+        left: list[tuple[Candidate, int]] = []
+        for one, share in turns:
+            given = [lease for lease in taken.leases if lease.tenant == one.name]
+            if one.in_progress is not None:
+                one.in_progress.took(number, given)
+            if len(given) < share:
+                left.append((one, share - len(given)))
+                if one.name not in taken.unseen:
+                    one.shards.remove(number)
+        return left
+
+    async def _ask(self, number: int, turns: Sequence[tuple[Candidate, int]]) -> TurnsTaken:
         elsewhere: dict[tuple[str, str], int] = {}
         for one, _ in turns:
             if one.in_progress is not None:
                 elsewhere |= one.in_progress.elsewhere(number, one.name, self.call.commands)
-        taken = await self._shards.all[number].ask(lambda store: self._ask(store, number, turns, elsewhere))
+        call, shares = self.call, [(one.name, share) for one, share in turns]
+        asked = shares, call.commands, call.lease_s, call.worker, call.claim_id, elsewhere
+        further = number in self._been
+        taken = await self._shards.all[number].ask(lambda store: store._claim_turns(*asked, further=further))
         self._been.add(number)
         self.leases += taken.leases
         return taken
-
-    async def _ask(
-        self, store: LocalStore, number: int, turns: Sequence[tuple[Candidate, int]], elsewhere: Elsewhere
-    ) -> TurnsTaken:
-        call, shares = self.call, [(one.name, share) for one, share in turns]
-        return await store._claim_turns(
-            shares, call.commands, call.lease_s, call.worker, call.claim_id, elsewhere, further=number in self._been
-        )
 
     async def over(self) -> list[Lease]:
         """Counts again for the tenants that have caps; returns what another process has taken the room of."""
