@@ -311,7 +311,7 @@ class TaskFunction(Generic[P, R]):
             raise InvalidOption("the option load names a map: leave it out to enqueue a single task")
         fixed = self._fixed
         payload = self.arguments.pack(args, kwargs, fixed.get("codec", "json"))
-        task_id = new_id(self.tenant, self.command, fixed.get("key"))
+        task_id = new_id(self.tenant, self.command, fixed.get("key"), fixed.get("limit_key"))
         return NewTask(command=self.command, payload=payload, id=task_id, **fixed)
 
 

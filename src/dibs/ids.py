@@ -6,10 +6,12 @@
     unix time, ms   7   sequence   10  random     slot
 
 The time in front keeps new tasks together in an ordered store. The slot decides the shard. A keyed task's slot comes
-from its key, so that every enqueue with that key meets the first one in the same shard.
+from its key, so that every enqueue with that key meets the first one in the same shard; that of a task with a
+`limit_key` only comes from there, so that all that share a limit are in one shard.
 
-A row of a load has the first 13 bytes of its chunk's id, then its number in the chunk, then its slot: that of its key,
-or the chunk's own. So an id alone tells which chunk it may be of, and staging a chunk again gives the same ids.
+A row of a load has the first 13 bytes of its chunk's id, then its number in the chunk, then its slot: that of its key
+or `limit_key`, or the chunk's own. So an id alone tells which chunk it may be of, and staging a chunk again gives the
+same ids.
 
 The chunks of a load that has a name have ids made from the name, which tell no time: whoever loads the same again gives
 its rows the same ids.
@@ -46,19 +48,18 @@ _random = random.Random(os.urandom(32))
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
-def new_id(tenant: str = "default", command: str = "", key: str | None = None) -> bytes:
-    """Returns a new id; with a `key`, one in the slot that the key belongs to."""
+def new_id(tenant: str = "default", command: str = "", key: str | None = None, limit_key: str | None = None) -> bytes:
+    """Returns a new id; with a `key`, or else a `limit_key`, one in the slot that it belongs to."""
     head = (time.time_ns() // 1_000_000 << 80) | _VERSION_7 | ((next(_sequence) & 0x0FFF) << 64) | _VARIANT_RFC
     task_id = (head | _random.getrandbits(62)).to_bytes(ID_BYTES, "big")
-    if key is None:
-        return task_id
-    return task_id[:-1] + key_digest(tenant, command, key)[-1:]
+    where = limit_key if key is None else key
+    return task_id if where is None else task_id[:-1] + key_digest(tenant, command, where)[-1:]
 
 
 # Asked for twice within one enqueue: for the slot check and for the index entry.
 @lru_cache(maxsize=2048)
 def key_digest(tenant: str, command: str, key: str) -> bytes:
-    """Returns 16 bytes for a deduplication key; every part is prefixed by its length, so no two triples collide."""
+    """Returns 16 bytes for a key of either kind; every part is prefixed by its length, so no two triples collide."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     for part in (tenant, command, key):
         data = part.encode()

@@ -7,8 +7,9 @@ store's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Literal
 
 from msgspec import Struct
@@ -196,6 +197,42 @@ class Rejected(Struct, frozen=True, gc=False, tag=True):
 # ------------------------------------------------------------------------------------------------------------ loads
 
 
+class InFlight(Struct, frozen=True, gc=False):
+    """How many tasks are in progress in one store, of those that share a cap, and how many may be in all."""
+
+    leased: int
+    cap: int
+
+
+class ReadyTenant(Struct, frozen=True, gc=False):
+    """A tenant that may have something to claim, and how much it gives at its turn. `capped`: it has caps."""
+
+    name: str
+    weight: int
+    capped: bool
+
+
+class ReadyTenants(Struct, frozen=True, gc=False):
+    """Some of the tenants that may have something to claim, by name. `end`: go on behind this name; None: that was
+    all."""
+
+    tenants: list[ReadyTenant]
+    end: str | None = None
+
+
+class TurnsTaken(Struct, frozen=True, gc=False):
+    """What some tenants gave at their turns. `unseen`: those that may have more, behind so much that was in the way
+    that it is left to another call."""
+
+    leases: list[Lease]
+    unseen: list[str]
+
+
+#: What is in progress in other shards, by tenant and command; the command `*` is all of the tenant's.
+Elsewhere = Mapping[tuple[str, str], int]
+NOTHING: Elsewhere = MappingProxyType({})
+
+
 class Rows(Struct, frozen=True):
     """The rows of a chunk by column: what most of them share is said once, and nothing is made for each.
 
@@ -210,9 +247,13 @@ class Rows(Struct, frozen=True):
     keys: list[str | None] = []
     """The deduplication key of each row; empty: none has one."""
 
-    def command(self, row: int) -> str:
-        """Returns the command of a row."""
-        return self.options[self.kinds[row] if self.kinds else 0].command
+    def options_of(self, row: int) -> NewTask:
+        """Returns what a row says beyond payload and key."""
+        return self.options[self.kinds[row] if self.kinds else 0]
+
+    def bound(self) -> bool:
+        """Whether a key or a `limit_key` says of any row where it belongs."""
+        return bool(self.keys) or any(one.limit_key is not None for one in self.options)
 
     def part(self, rows: Sequence[int]) -> Rows:
         """Returns some of the rows."""

@@ -32,7 +32,6 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHarness:
             open_other=lambda clock: open_store(f"shards:memory:?n={count}", clock=clock),
             shares=True,
             order=Order("per_shard"),
-            limits_hold=count == "1",
         )
     if kind == "shards:lmdb":
         store, other = (f"shards:{tmp_path / name}?n={count}" for name in ("store", "other"))
@@ -42,7 +41,6 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHarness:
             reopens=True,
             shares=True,
             order=Order("per_shard"),
-            limits_hold=count == "1",
         )
     return StoreHarness(
         open=lambda clock: open_store(f"lmdb:{tmp_path / 'store'}", clock=clock),

@@ -65,7 +65,6 @@ def check_shards(where: str, profile: settings) -> None:
             lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed")),
             reopens=not where.startswith("memory:"),
             shard_of=lambda task_id: task_id[-1] % count,
-            limits=False,
         )
 
     run_state_machine_as_test(machine, settings=profile)  # type: ignore[arg-type]

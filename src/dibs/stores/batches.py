@@ -57,9 +57,14 @@ def _split(items: Sequence[Item], size_of: Callable[[Item], int]) -> Iterable[Se
 
 def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     """Returns the tasks' own ids, and mints those that are missing."""
-    if len(tasks) > 1 and not tasks[0].id and not any(task.id or task.key is not None for task in tasks):
+    if len(tasks) > 1 and not tasks[0].id and not any(task.id or is_bound(task) for task in tasks):
         return new_ids(len(tasks))
-    return [task.id or new_id(tenant, task.command, task.key) for task in tasks]
+    return [task.id or new_id(tenant, task.command, task.key, task.limit_key) for task in tasks]
+
+
+def is_bound(task: NewTask) -> bool:
+    """Whether one of its keys says where a task belongs."""
+    return task.key is not None or task.limit_key is not None
 
 
 def rows_of(tasks: Sequence[NewTask]) -> Rows:
@@ -97,13 +102,17 @@ def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> lis
     if not isinstance(rows, Rows):
         rows = rows_of(rows)
     own = slot_of(chunk_id)
-    if not rows.keys:
+    if not rows.bound():
         head, slot = chunk_id[:CHUNK_BYTES], bytes((own,))
         return [head + number + slot for number in _NUMBERS[: len(rows.payloads)]]
-    return [
-        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
-        for number, key in enumerate(rows.keys)
-    ]
+    ids: list[bytes] = []
+    for number in range(len(rows.payloads)):
+        options = rows.options_of(number)
+        key = rows.keys[number] if rows.keys else None
+        where = options.limit_key if key is None else key
+        slot_byte = own if where is None else slot_of(key_digest(tenant, options.command, where))
+        ids.append(row_id(chunk_id, number, slot_byte))
+    return ids
 
 
 def merged(outcomes: list[Any], rejected: Mapping[int, Rejected]) -> list[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 import builtins
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -28,17 +28,20 @@ from dibs.task import (
     ALL_COMMANDS,
     BATCH_MAX,
     CHUNK_KEEP_S,
+    NOTHING,
     Acted,
     Already,
     Cancelled,
     Committed,
     Decision,
     Duplicate,
+    Elsewhere,
     Enqueued,
     EventPage,
     Extended,
     Filter,
     Heartbeat,
+    InFlight,
     JournalBounds,
     Lease,
     LeaseLost,
@@ -48,6 +51,7 @@ from dibs.task import (
     Place,
     QueueConfig,
     Reader,
+    ReadyTenants,
     Rejected,
     Rows,
     Settled,
@@ -60,6 +64,7 @@ from dibs.task import (
     Task,
     TaskRef,
     TenantPage,
+    TurnsTaken,
     WorkerInfo,
 )
 
@@ -391,7 +396,9 @@ class Store(abc.ABC):
         lease_s: float | None,
         worker: str,
         claim_id: bytes | None,
-    ) -> builtins.list[Lease]: ...
+        elsewhere: Elsewhere = NOTHING,
+    ) -> builtins.list[Lease]:
+        """`elsewhere`: what counts for the caps beside what is in progress here."""
 
     @abc.abstractmethod
     async def _claimed(self, tenant: str, claim_id: bytes) -> builtins.list[Lease] | None:
@@ -403,8 +410,36 @@ class Store(abc.ABC):
         meanwhile is left alone."""
 
     @abc.abstractmethod
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> float | None:
         """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
+
+    @abc.abstractmethod
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+        """What is in progress under those caps that are set: of the tenants, as the command `*`, and of these queues of
+        theirs. Cheap, above all where none is set."""
+
+    @abc.abstractmethod
+    async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
+        """Whether a claim from one of these queues would first note what time has done, such as leases that ran out."""
+
+    @abc.abstractmethod
+    async def _ready_tenants(self, commands: Sequence[str], after: str, limit: int, *, itself: bool) -> ReadyTenants:
+        """The next tenants behind a name, or from it on, that may have something ready in queues of these commands."""
+
+    @abc.abstractmethod
+    async def _claim_turns(
+        self,
+        turns: Sequence[tuple[str, int]],
+        commands: Sequence[str],
+        lease_s: float | None,
+        worker: str,
+        claim_id: bytes | None,
+        elsewhere: Elsewhere,
+        *,
+        further: bool,
+    ) -> TurnsTaken:
+        """This store's part of a claim of all tenants: from each named tenant at most so many. `further`: the same
+        claim has been here before."""
 
     @abc.abstractmethod
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]: ...

@@ -404,14 +404,19 @@ class Model:
         left = list(leases)
         # A claim that got enough need not have come to every shard; one that did not has emptied all.
         shards = dict.fromkeys(map(self.shard_of, [*(lease.id for lease in leases), *(t.id for t in self._of(tenant))]))
-        for shard, command in itertools.product(shards, commands):
-            if (tenant, command) in self.paused or len(leases) - len(left) == limit:
+        taken = {lease.id for lease in leases}
+        # All of them first: a lease that ran out makes room in every shard.
+        for ready in [
+            self._claimable(tenant, command, shard, taken, after)
+            for shard, command in itertools.product(shards, commands)
+            if (tenant, command) not in self.paused
+        ]:
+            if len(leases) - len(left) == limit:
                 continue
-            ready = self._claimable(tenant, command, shard, {lease.id for lease in leases}, after)
             while len(leases) - len(left) < limit and left and self._deliver(ready, left[0], lease_s, worker):
                 left.pop(0)
             allowed = self._allowed(ready.pool) if len(leases) - len(left) < limit else []
-            assert not allowed, f"{len(allowed)} more tasks could have been claimed from {command}"
+            assert not allowed, f"{len(allowed)} more tasks could have been claimed from {allowed[0].new.command}"
         assert not left, "more was delivered than is ready"
         if claim_id is not None and leases:
             self.claims[(tenant, claim_id)] = [(lease.id, lease.token) for lease in leases]
@@ -429,24 +434,28 @@ class Model:
         taken = {tenant: {lease.id for lease in leases if lease.tenant == tenant} for tenant in tenants}
         shards = dict.fromkeys(self.shard_of(task_id) for _, task_id in self.tasks)
         queues = {
-            tenant: [
+            (tenant, shard): [
                 self._claimable(tenant, command, shard, taken[tenant], after)
-                for shard in shards
                 for command in commands
                 if (tenant, command) not in self.paused
             ]
             for tenant in tenants
+            for shard in shards
         }
         shares = dict.fromkeys(tenants, 0)
         for lease in leases:
-            for ready in queues[lease.tenant]:
+            for ready in queues[(lease.tenant, self.shard_of(lease.id))]:
                 if self._deliver(ready, lease, None, ""):
                     break
                 assert not self._allowed(ready.pool), "a task was delivered that is not in the first queue that has any"
             else:
                 raise AssertionError("more was delivered than is ready")
             shares[lease.tenant] += 1
-        more = [tenant for tenant in tenants if any(self._allowed(ready.pool) for ready in queues[tenant])]
+        more = [
+            tenant
+            for tenant in tenants
+            if any(self._allowed(ready.pool) for shard in shards for ready in queues[(tenant, shard)])
+        ]
         assert len(leases) == limit or not more, f"{more} could have given more"
         assert all(shares[tenant] + 1 >= max(shares.values()) for tenant in more), f"{shares}, and {more} have more"
         for tenant in tenants:
@@ -480,8 +489,13 @@ class Model:
         rule = self._key_limit(tenant, command)
         if rule is None or rule.in_flight is None:
             return pool
-        used = Counter(task.new.limit_key for task in here if task.counted)
-        return [task for task in pool if task.new.limit_key is None or used[task.new.limit_key] < rule.in_flight]
+        # In the shard where a task is: those that have no deduplication key are all in one.
+        used = Counter((task.new.limit_key, self.shard_of(task.id)) for task in here if task.counted)
+        return [
+            task
+            for task in pool
+            if task.new.limit_key is None or used[(task.new.limit_key, self.shard_of(task.id))] < rule.in_flight
+        ]
 
     def _key_limit(self, tenant: str, command: str) -> KeyLimit | None:
         limits = self.limits.get((tenant, command))

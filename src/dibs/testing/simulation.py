@@ -93,18 +93,15 @@ class StoreMachine(RuleBasedStateMachine):
         reopens: bool = False,
         in_turn: bool = False,
         shard_of: Callable[[bytes], int] = lambda _: 0,
-        limits: bool = True,
     ) -> None:
         """`opener` opens a store without any data on the given clock. `reopens`: what was stored outlives `close`, and
         the opener finds it again. `in_turn`: calls made at once take effect in the order in which they were made.
-        `shard_of`: where a task is, for a store that keeps order within its shards. `limits`: there are some, and
-        claims of all tenants; leave them out where each shard has its own."""
+        `shard_of`: where a task is, for a store that keeps order within its shards."""
         super().__init__()
         self.in_turn = in_turn
         self.opener = opener
         self.reopens = reopens
         self.clock = ManualClock()
-        self.limits = limits
         self.model = Model(self.clock, shard_of=shard_of)
         self.ids: list[tuple[str, NewTask]] = []
         self.leases: list[Lease] = []
@@ -130,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(per_key=st.sampled_from([1, 1, 2, None]))
     def begin_with_limits(self, per_key: int | None) -> None:
         """Most histories have them from the beginning, in some queues."""
-        if per_key is not None and self.limits:
+        if per_key is not None:
             for tenant in TENANTS:
                 self._limit(tenant, COMMANDS[0], QueueLimits(per_key=KeyLimit(in_flight=per_key)))
 
@@ -189,7 +186,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.claim_ids.append(claim_id)
         self._claim(tenant, commands[:count], limit, lease_s, worker, claim_id)
 
-    @precondition(lambda self: self.limits)
     @rule(commands=st.permutations(COMMANDS), count=st.integers(1, len(COMMANDS)), limit=st.integers(1, 6))
     def claim_of_all_tenants(self, commands: list[str], count: int, limit: int) -> None:
         self.step()
@@ -485,14 +481,12 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.model.paused.discard((tenant, command))
 
-    @precondition(lambda self: self.limits)
     @rule(tenant=tenants, command=st.sampled_from(COMMANDS), cap=caps, per_key=caps)
     def limit(self, tenant: str, command: str, cap: int | None, per_key: int | None) -> None:
         """A queue's limits are set, changed or taken away."""
         limits = QueueLimits(in_flight=cap, per_key=None if per_key is None else KeyLimit(in_flight=per_key))
         self._limit(tenant, command, None if limits == QueueLimits() else limits)
 
-    @precondition(lambda self: self.limits)
     @rule(tenant=tenants, cap=caps)
     def limit_all(self, tenant: str, cap: int | None) -> None:
         """A cap on all the queues of a tenant."""
@@ -679,11 +673,10 @@ class StoreMachine(RuleBasedStateMachine):
         return bare
 
     def _mint(self, tenant: str, options: dict[str, Any]) -> bytes:
-        """Ids that are the same in every run of an example; a keyed one is in the slot of its key."""
+        """Ids that are the same in every run of an example, in the slot of the key or of the limit_key."""
         minted = self._number(b"i")
-        if "key" not in options:
-            return minted
-        return minted[:-1] + key_digest(tenant, options["command"], options["key"])[-1:]
+        where = options.get("key", options.get("limit_key"))
+        return minted if where is None else minted[:-1] + key_digest(tenant, options["command"], where)[-1:]
 
     def _number(self, mark: bytes, size: int = ID_BYTES - 1) -> bytes:
         """A name that nobody has, told by its first `size` bytes."""

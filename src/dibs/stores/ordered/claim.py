@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from itertools import takewhile
@@ -36,7 +37,7 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, Lease
+from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, NOTHING, Elsewhere, InFlight, Lease
 
 PROMOTED_PER_CLAIM = 200
 ASIDE_PER_CLAIM = 1_000
@@ -53,6 +54,7 @@ class ClaimCall(Struct, frozen=True, gc=False):
     """0: the task's own, else the queue's."""
     worker: str
     claim_id: bytes | None
+    elsewhere: Elsewhere = NOTHING
 
 
 def new_randoms(limit: int) -> list[bytes]:
@@ -109,10 +111,11 @@ def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:
     return leases
 
 
-def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
+def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> int | None:
     """In how many milliseconds a claim may find something; None: nothing is known to become due."""
     soonest: int | None = None
     whole = Caps.of(txn, queue_keys(tenant, ALL_COMMANDS), tenant_keys(tenant).totals)
+    whole_reached = whole.reached(elsewhere.get((tenant, ALL_COMMANDS), 0))
     if whole.paused:
         return None
     for command in commands:
@@ -121,7 +124,8 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
         if caps.paused:
             continue
         # At its cap only a lease that ends makes room: one that runs out is among what is due.
-        if not whole.reached and not caps.reached and txn.scan_keys(queue.ready, queue.ready_end, 1):
+        reached = whole_reached or caps.reached(elsewhere.get((tenant, command), 0))
+        if not reached and txn.scan_keys(queue.ready, queue.ready_end, 1):
             return 0
         due = txn.get(queue.due)
         if due is not None:
@@ -130,11 +134,33 @@ def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | Non
     return soonest
 
 
+def in_flight(txn: ReadTxn, tenants: Sequence[str], commands: Sequence[str]) -> dict[tuple[str, str], InFlight]:
+    """What is in progress under those caps that are set: of the tenants (`*`) and of these queues of theirs."""
+    found: dict[tuple[str, str], InFlight] = {}
+    for tenant, command in itertools.product(tenants, (ALL_COMMANDS, *commands)):
+        queue = queue_keys(tenant, command)
+        caps = Caps.of(txn, queue, queue.tenant.totals if command == ALL_COMMANDS else queue.counters)
+        if caps.cap is not None:
+            found[(tenant, command)] = InFlight(caps.leased, caps.cap)
+    return found
+
+
+def any_due(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> bool:
+    """Whether there is something that time has made ready, or taken from its worker, and nobody has noted yet."""
+    dues = txn.get_many([queue_keys(tenant, command).due for command in commands])
+    return any(due is not None and from8(due) <= txn.now_ms for due in dues)
+
+
 class Caps(Struct, frozen=True, gc=False):
     """What keeps everybody from claiming from a queue, or from a tenant."""
 
     paused: bool = False
-    reached: bool = False
+    cap: int | None = None
+    leased: int = 0
+
+    def reached(self, elsewhere: int = 0) -> bool:
+        """Whether there is no room, with so many in progress elsewhere."""
+        return self.cap is not None and self.leased + elsewhere >= self.cap
 
     @classmethod
     def of(cls, txn: ReadTxn, queue: QueueKeys, counters: Sequence[bytes]) -> Caps:
@@ -144,7 +170,7 @@ class Caps(Struct, frozen=True, gc=False):
             return _NO_CAPS
         config = decode_config(stored)
         cap = None if config.limits is None else config.limits.in_flight
-        return cls(config.paused, cap is not None and from_count(txn.get(counters[LEASED])) >= cap)
+        return cls(config.paused, cap, 0 if cap is None else from_count(txn.get(counters[LEASED])))
 
 
 _NO_CAPS = Caps()
@@ -158,7 +184,7 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
     txn = work.txn
     state_prefix, body_prefix = keys.tenant.state, keys.tenant.body
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
-    while (wanted := queue.room(len(tokens) - len(leases))) > 0:
+    while (wanted := queue.room(len(tokens) - len(leases), call.elsewhere)) > 0:
         # Where many are late or over their limit, they are read by the hundred, however few are wanted.
         many, before = wanted if aside < ASIDE_FEW else max(wanted, ASIDE_STEP), aside
         entries = txn.scan_keys(keys.ready, keys.ready_end, many)
@@ -269,11 +295,14 @@ def _lease_of(tenant: str, task_id: bytes, state: State, body: Body) -> Lease:
     )
 
 
-def remember(work: Work, call: ClaimCall, leases: list[Lease]) -> None:
-    """Keeps the claim as long as the longest of its leases was granted for."""
+def remember(work: Work, call: ClaimCall, leases: list[Lease], earlier: StoredClaim | None = None) -> None:
+    """Keeps the claim as long as the longest of its leases was granted for; `earlier`: what is known of it already."""
     assert call.claim_id is not None
     expires_ms = max(lease.lease_end_ms for lease in leases)
     tenants = [lease.tenant for lease in leases] if call.tenant == ALL_TENANTS else []
     claim = StoredClaim(expires_ms, [(lease.id, lease.token) for lease in leases], tenants)
+    if earlier is not None:
+        expires_ms = max(expires_ms, earlier.expires_ms)
+        claim = StoredClaim(expires_ms, [*earlier.leases, *claim.leases], [*earlier.tenants, *tenants])
     work.others.append((tenant_keys(call.tenant).claim + call.claim_id, encode_claim(claim)))
     work.expire(expires_ms, EXPIRE_CLAIM, call.tenant, call.claim_id)

@@ -14,7 +14,7 @@ from string import ascii_lowercase, digits
 
 from msgspec import Struct
 
-from dibs.stores.ordered.claim import PROMOTED_PER_CLAIM, ClaimCall, claimed, ready_in_ms, remember, take
+from dibs.stores.ordered.claim import PROMOTED_PER_CLAIM, Caps, ClaimCall, claimed, ready_in_ms, remember, take
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     AFTER_SEPARATOR,
@@ -27,9 +27,10 @@ from dibs.stores.ordered.keys import (
     queue_keys,
     tenant_keys,
 )
+from dibs.stores.ordered.records import StoredClaim, decode_claim, decode_config
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import Work
-from dibs.task import WEIGHT_DEFAULT, Lease
+from dibs.task import ALL_COMMANDS, WEIGHT_DEFAULT, Lease, ReadyTenant, ReadyTenants, TurnsTaken
 
 VISITS_MAX = 400
 LOOKS_MAX = 1_000
@@ -81,6 +82,31 @@ def fair_claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes], around: Roun
         remember(work, call, leases)
     work.flush()
     return given
+
+
+def claim_turns(
+    txn: Txn, call: ClaimCall, turns: Sequence[tuple[str, int]], randoms: Sequence[bytes], *, further: bool
+) -> TurnsTaken:
+    """Takes from each of these tenants at most so many tasks. Whose turn it is was decided over several stores, of
+    which this is one. `further`: the same claim has taken here before."""
+    earlier: StoredClaim | None = None
+    if call.claim_id is not None:
+        if not further:
+            again = claimed(txn, call.tenant, call.claim_id)
+            if again is not None:
+                return TurnsTaken(again, [])
+        stored = txn.get(tenant_keys(call.tenant).claim + call.claim_id)
+        earlier = None if stored is None else decode_claim(stored)
+    work = Work.of(txn)
+    tokens = [ms8(txn.version) + one for one in randoms]
+    _settle_due(work, call.commands)
+    work.mark()
+    leases: list[Lease] = []
+    unseen = [name for name, share in turns if _visit(work, call, tokens[: len(leases) + share], leases, name)]
+    if call.claim_id is not None and leases:
+        remember(work, call, leases, earlier)
+    work.flush()
+    return TurnsTaken(leases, unseen)
 
 
 def _settle_due(work: Work, commands: Sequence[str]) -> None:
@@ -160,6 +186,44 @@ def _next_tenant(txn: ReadTxn, turn: Turn) -> str | None:
     start = READY_QUEUES + turn.tenant.encode() + behind if turn.tenant else READY_QUEUES
     found = txn.scan_keys(start, _MARKS_END, 1)
     return found[0][1:].partition(SEPARATOR)[0].decode() if found else None
+
+
+def ready_tenants(txn: ReadTxn, commands: Sequence[str], after: str, limit: int, *, itself: bool) -> ReadyTenants:
+    """Returns the next tenants behind a name, or from it on, that may give something here."""
+    found: list[ReadyTenant] = []
+    at = Turn(after, int(itself))
+    for _ in range(LOOKS_MAX):
+        name = _next_tenant(txn, at)
+        if name is None:
+            return ReadyTenants(found)
+        at = Turn(name)
+        tenant = _ready_tenant(txn, name, commands)
+        if tenant is not None:
+            found.append(tenant)
+            if len(found) == limit:
+                break
+    return ReadyTenants(found, at.tenant)
+
+
+def _ready_tenant(txn: ReadTxn, name: str, commands: Sequence[str]) -> ReadyTenant | None:
+    queues = [queue_keys(name, command) for command in commands]
+    caps = [Caps.of(txn, queue, queue.counters) for queue in queues if txn.get(queue.ready_mark) is not None]
+    if all(one.paused or one.reached() for one in caps):
+        return None
+    keys = tenant_keys(name)
+    stored = txn.get(keys.whole)
+    whole = Caps.of(txn, queue_keys(name, ALL_COMMANDS), keys.totals)
+    if whole.paused or whole.reached():
+        return None
+    weight = None if stored is None else decode_config(stored).weight
+    return ReadyTenant(
+        name, weight or WEIGHT_DEFAULT, whole.cap is not None or any(one.cap is not None for one in caps)
+    )
+
+
+def any_due(txn: ReadTxn, commands: Sequence[str]) -> bool:
+    """Whether something in queues of these commands is due, whoever's it is."""
+    return _due_in_ms(txn, commands) == 0
 
 
 def fair_ready_in_ms(txn: ReadTxn, commands: Sequence[str], turn: Turn) -> int | None:

@@ -101,7 +101,7 @@ def prepare_chunk(
     options, payloads = rows.options, rows.payloads
     waits = [_wait(one, now_ms) for one in options]
     alike = len(options) == 1 and waits[0][0] == NO_WAIT
-    if ids is None and (rows.keys or not alike):
+    if ids is None and (rows.bound() or not alike):
         ids = row_ids(tenant, chunk_id, rows)
     tails = b"".join([one[CHUNK_BYTES:] for one in ids]) if ids is not None else b""
     members: list[list[int]] = []

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.local import LocalStore
-from dibs.stores.ordered import admin, decisions, loads, views
-from dibs.stores.ordered.claim import ClaimCall, claim, claimed, new_randoms, ready_in_ms
+from dibs.stores.ordered import admin, decisions, fair, loads, views
+from dibs.stores.ordered.claim import ClaimCall, any_due, claim, claimed, in_flight, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
@@ -31,17 +31,20 @@ from dibs.stores.wakeups import Ready, Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
     CHUNK_KEEP_S,
+    NOTHING,
     Acted,
     Already,
     Cancelled,
     Committed,
     Decision,
     Duplicate,
+    Elsewhere,
     Enqueued,
     EventPage,
     Extended,
     Filter,
     Heartbeat,
+    InFlight,
     JournalBounds,
     Lease,
     LeaseLost,
@@ -50,6 +53,7 @@ from dibs.task import (
     Page,
     QueueConfig,
     Reader,
+    ReadyTenants,
     Rejected,
     Rows,
     Settled,
@@ -61,6 +65,7 @@ from dibs.task import (
     Task,
     TaskRef,
     TenantPage,
+    TurnsTaken,
     WorkerInfo,
 )
 
@@ -96,9 +101,10 @@ class OrderedStore(LocalStore):
         lease_s: float | None,
         worker: str,
         claim_id: bytes | None,
+        elsewhere: Elsewhere = NOTHING,
     ) -> list[Lease]:
         lease_ms = 0 if lease_s is None else round(lease_s * 1000)
-        call = ClaimCall(tenant, tuple(commands), lease_ms, worker, claim_id)
+        call = ClaimCall(tenant, tuple(commands), lease_ms, worker, claim_id, elsewhere)
         if tenant == ALL_TENANTS:
             return await self._claim_fairly(call, limit)
         # Claims that differ in nothing may share a run; one that may be a repeat has to be looked at by itself.
@@ -117,7 +123,7 @@ class OrderedStore(LocalStore):
         leases = [lease for lease in outcomes if lease is not None]
         if leases or not outcomes:
             return leases
-        return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+        return await self._claim(tenant, commands, limit, lease_s, worker, claim_id, elsewhere)
 
     async def _claim_fairly(self, call: ClaimCall, limit: int) -> list[Lease]:
         """Goes around the tenants, in as many transactions as it takes to find something or to have seen them all."""
@@ -162,12 +168,48 @@ class OrderedStore(LocalStore):
             undone.add_done_callback(lambda future: future.cancelled() or future.exception())
             undone.add_done_callback(self._giving_back.discard)
 
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> float | None:
         if tenant == ALL_TENANTS:
             in_ms = self._read(lambda txn: fair_ready_in_ms(txn, commands, self._turn))
         else:
-            in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
+            in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands, elsewhere))
         return None if in_ms is None else in_ms / 1000
+
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+        return self._read(lambda txn: in_flight(txn, tenants, commands))
+
+    async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
+        if tenant == ALL_TENANTS:
+            return self._read(lambda txn: fair.any_due(txn, commands))
+        return self._read(lambda txn: any_due(txn, tenant, commands))
+
+    async def _ready_tenants(self, commands: Sequence[str], after: str, limit: int, *, itself: bool) -> ReadyTenants:
+        return self._read(lambda txn: fair.ready_tenants(txn, commands, after, limit, itself=itself))
+
+    async def _claim_turns(
+        self,
+        turns: Sequence[tuple[str, int]],
+        commands: Sequence[str],
+        lease_s: float | None,
+        worker: str,
+        claim_id: bytes | None,
+        elsewhere: Elsewhere,
+        *,
+        further: bool,
+    ) -> TurnsTaken:
+        lease_ms = 0 if lease_s is None else round(lease_s * 1000)
+        call = ClaimCall(ALL_TENANTS, tuple(commands), lease_ms, worker, claim_id, elsewhere)
+        randoms = new_randoms(sum(share for _, share in turns))
+        taken = self._lane().transact(
+            lambda txn: fair.claim_turns(txn, call, turns, randoms, further=further),
+            lambda taken: self._give_back([*taken.leases]),
+        )
+        try:
+            return await taken
+        except asyncio.CancelledError:
+            if taken.done() and not taken.cancelled() and taken.exception() is None:
+                self._give_back([*taken.result().leases])
+            raise
 
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
         return await self._lane().transact_items(heartbeat, beats, heartbeat)

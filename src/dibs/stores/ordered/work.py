@@ -59,7 +59,16 @@ from dibs.stores.ordered.records import (
     encode_state,
     remember_leased,
 )
-from dibs.task import DEAD_RETENTION_DEFAULT_S, UNKEPT_STATE_S, EventKind, KeyLimit, QueueConfig, Reason
+from dibs.task import (
+    ALL_COMMANDS,
+    DEAD_RETENTION_DEFAULT_S,
+    UNKEPT_STATE_S,
+    Elsewhere,
+    EventKind,
+    KeyLimit,
+    QueueConfig,
+    Reason,
+)
 
 _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
@@ -290,16 +299,17 @@ class QueueWork:
         """True if nothing is to be claimed here."""
         return self.config.paused or self.whole.paused
 
-    def room(self, wanted: int) -> int:
+    def room(self, wanted: int, elsewhere: Elsewhere) -> int:
         """How many of `wanted` tasks the caps of the queue and of its tenant allow to be leased now."""
         if not self._room:
             return wanted
         limits, whole = self.config.limits, self.whole.limits
         if limits is not None and limits.in_flight is not None:
             leased = from_count(self.work.txn.get(self.keys.counters[LEASED])) + self.counts[LEASED]
-            wanted = min(wanted, limits.in_flight - leased)
+            wanted = min(wanted, limits.in_flight - leased - elsewhere.get((self.tenant.name, self.keys.command), 0))
         if whole is not None and whole.in_flight is not None:
-            wanted = min(wanted, whole.in_flight - self.work.leased(self.tenant))
+            leased = self.work.leased(self.tenant) + elsewhere.get((self.tenant.name, ALL_COMMANDS), 0)
+            wanted = min(wanted, whole.in_flight - leased)
         return max(0, wanted)
 
     # ----------------------------------------------------------------------------------------------------------- moves

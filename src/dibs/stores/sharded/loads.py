@@ -1,8 +1,8 @@
 """Loads over several shards.
 
-A chunk's rows without key live in the chunk's own shard, those with one in the shards of their keys. The parts in
-other shards are staged first and live longer, and the part in the chunk's own shard, perhaps an empty one, names them:
-if it is there, all of them are.
+A chunk's rows without key live in the chunk's own shard, those with a key or a `limit_key` in the shards of those.
+The parts in other shards are staged first and live longer, and the part in the chunk's own shard, perhaps an empty one,
+names them: if it is there, all of them are.
 
 A commit over several shards is a decision first: kept in the load's home shard, then done in every shard it names,
 each at once and once; then home notes how far the load has come and forgets the decision. A crash leaves one that is
@@ -37,7 +37,7 @@ async def stage(shards: Shards, tenant: str, chunk_id: bytes, rows: Rows, keep_s
         return Staged(len(rows.payloads), already=True)
     own = shards.of_id(chunk_id)
     home = shards.all[own]
-    ids = row_ids(tenant, chunk_id, rows) if rows.keys and len(shards) > 1 else []
+    ids = row_ids(tenant, chunk_id, rows) if rows.bound() and len(shards) > 1 else []
     groups = grouped(ids, shards.of_id)
     mine = groups.pop(own, [])
     if not groups:

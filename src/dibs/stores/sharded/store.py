@@ -11,37 +11,44 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 from msgspec.structs import replace
 
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreUnavailable
+from dibs.stores.batches import is_bound
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
-from dibs.stores.protocol import Order
-from dibs.stores.sharded import loads
+from dibs.stores.protocol import ALL_TENANTS, Order
+from dibs.stores.sharded import caps, loads
 from dibs.stores.sharded.copies import made_whole
 from dibs.stores.sharded.cursors import Cursor, listing_of, unpack
 from dibs.stores.sharded.shard import Shard
 from dibs.stores.sharded.shards import PASSED_OVER, Shards, grouped
+from dibs.stores.sharded.turns import FairCall, Turns, merged
 from dibs.stores.sharded.waiting import SharedSubscription
 from dibs.stores.wakeups import Ended, Subscription, Topic
 from dibs.task import (
     CHUNK_KEEP_S,
+    NOTHING,
     Acted,
     Already,
     Cancelled,
     Committed,
     Decision,
     Duplicate,
+    Elsewhere,
     Enqueued,
     EventPage,
     Extended,
     Filter,
     Heartbeat,
+    InFlight,
     JournalBounds,
     Lease,
     LeaseLost,
@@ -51,6 +58,7 @@ from dibs.task import (
     QueueConfig,
     QueueStats,
     Reader,
+    ReadyTenants,
     Rejected,
     Rows,
     Settled,
@@ -62,8 +70,16 @@ from dibs.task import (
     Task,
     TaskRef,
     TenantPage,
+    TurnsTaken,
     WorkerInfo,
 )
+
+#: Claims of several processes that meet at a cap so often, one after the other, leave the rest to their next look.
+TRIES_AT_CAPS = 5
+AGAIN_AT_CAPS_S = 0.02
+
+#: Takes at most so many from one shard, knowing what is in progress in the others.
+Take = Callable[[LocalStore, int, Elsewhere], Awaitable[list[Lease]]]
 
 
 class ShardedStore(LocalStore):
@@ -79,17 +95,20 @@ class ShardedStore(LocalStore):
         self._ready_at: int | None = None
         """Where a look has just found something."""
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._turns = Turns(shards)
+        self._at_caps: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Claims of a tenant that has caps wait for each other: all of them would count the same room."""
 
     # ------------------------------------------------------------------------------------------------- life of a task
 
     async def _enqueue(
         self, tenant: str, tasks: Sequence[NewTask], ids: Sequence[bytes]
     ) -> Sequence[Enqueued | Duplicate | Rejected]:
-        """Tasks with an id or a key go where they belong. The others of a batch go together: with the first of those,
-        or to one shard after the other; and to the next if that one is down or full."""
+        """Tasks with an id, a key or a `limit_key` go where they belong. The others of a batch go together: with the
+        first of those, or to one shard after the other; and to the next if that one is down or full."""
         self._check_open()
         ids = [*ids]
-        free = [index for index, task in enumerate(tasks) if not task.id and task.key is None]
+        free = [index for index, task in enumerate(tasks) if not task.id and not is_bound(task)]
         groups = grouped(ids, self._shards.of_id, but=free)
 
         async def put(store: LocalStore, some: Sequence[int]) -> Sequence[Enqueued | Duplicate | Rejected]:
@@ -123,6 +142,7 @@ class ShardedStore(LocalStore):
         lease_s: float | None,
         worker: str,
         claim_id: bytes | None,
+        elsewhere: Elsewhere = NOTHING,  # noqa: ARG002 shards of shards there are none
     ) -> list[Lease]:
         """Takes from one shard after the other. A claim id that any shard knows is a repeat: it gets what is alive of
         the first claim, from wherever, and nothing new."""
@@ -133,18 +153,39 @@ class ShardedStore(LocalStore):
             repeated = await self._claimed(tenant, claim_id)
             if repeated is not None:
                 return repeated
+        if tenant == ALL_TENANTS and len(self._shards) > 1:
+            call = FairCall(commands, lease_s, worker, claim_id)
+            return await self._turns.claim(call, limit, start, self._give_back)
+
+        async def take(store: LocalStore, left: int, elsewhere: Elsewhere) -> list[Lease]:
+            # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
+            if await store._ready_in_s(tenant, commands, elsewhere) != 0:
+                return []
+            return await store._claim(tenant, commands, left, lease_s, worker, claim_id, elsewhere)
+
+        if await caps.capped(self._shards, tenant, commands, start):
+            return await self._take_within_caps(take, tenant, commands, limit, start)
+        return await self._take(take, tenant, commands, limit, start)
+
+    async def _take(
+        self,
+        take: Take,
+        tenant: str,
+        commands: Sequence[str],
+        limit: int,
+        start: int | None,
+        in_progress: caps.InProgress | None = None,
+    ) -> list[Lease]:
         leases: list[Lease] = []
         down: list[StoreError] = []
-
-        async def take(store: LocalStore) -> list[Lease]:
-            # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
-            if await store._ready_in_s(tenant, commands) != 0:
-                return []
-            return await store._claim(tenant, commands, limit - len(leases), lease_s, worker, claim_id)
-
         for shard in self._shards.from_on(start):
+            elsewhere = NOTHING if in_progress is None else in_progress.elsewhere(shard.number, tenant, commands)
+            left = limit - len(leases)
             try:
-                leases += await shard.ask(take)
+                taken = await shard.ask(lambda store: take(store, left, elsewhere))  # noqa: B023 asked at once
+                leases += taken
+                if in_progress is not None:
+                    in_progress.took(shard.number, taken)
             except PASSED_OVER as error:
                 down.append(error)
             except asyncio.CancelledError:
@@ -158,6 +199,30 @@ class ShardedStore(LocalStore):
                 return leases
         if len(down) == len(self._shards):
             raise down[0]
+        return leases
+
+    async def _take_within_caps(
+        self, take: Take, tenant: str, commands: Sequence[str], limit: int, start: int | None
+    ) -> list[Lease]:
+        """Takes what the caps leave over all shards; again if others were taking at the same moment and nothing was
+        left of it."""
+        leases: list[Lease] = []
+        async with self._at_caps.setdefault(tenant, asyncio.Lock()):
+            for _ in range(TRIES_AT_CAPS):
+                try:
+                    await caps.note_due(self._shards, tenant, commands)
+                    in_progress = await caps.counted(self._shards, [tenant], commands)
+                    leases = await self._take(take, tenant, commands, limit, start, in_progress)
+                    over = (await caps.counted(self._shards, [tenant], commands)).over(leases) if leases else []
+                except BaseException:
+                    self._give_back(leases)
+                    raise
+                leases = [lease for lease in leases if lease not in over]
+                undone = self._give_back(over)
+                if leases or undone is None:
+                    break
+                await asyncio.wait([undone])
+                await asyncio.sleep(random.uniform(0, AGAIN_AT_CAPS_S))
         return leases
 
     async def _claimed(self, tenant: str, claim_id: bytes) -> list[Lease] | None:
@@ -177,7 +242,7 @@ class ShardedStore(LocalStore):
 
         await self._shards.split(leases, lambda lease: self._shards.of_id(lease.id), undo)
 
-    def _give_back(self, leases: Sequence[Lease]) -> None:
+    def _give_back(self, leases: Sequence[Lease]) -> asyncio.Task[None] | None:
         """Undoes a claim whose caller has gone, in the background: nobody but `close` waits for it, and should it
         fail, the leases run out by themselves."""
 
@@ -185,20 +250,31 @@ class ShardedStore(LocalStore):
             with contextlib.suppress(StoreError):
                 await self._undo_claim(leases)
 
-        if leases:
-            undone = asyncio.get_running_loop().create_task(undo())
-            self._giving_back.add(undone)
-            undone.add_done_callback(self._giving_back.discard)
+        if not leases:
+            return None
+        undone = asyncio.get_running_loop().create_task(undo())
+        self._giving_back.add(undone)
+        undone.add_done_callback(self._giving_back.discard)
+        return undone
 
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+    async def _ready_in_s(
+        self,
+        tenant: str,
+        commands: Sequence[str],
+        elsewhere: Elsewhere = NOTHING,  # noqa: ARG002 shards of shards there are none
+    ) -> float | None:
         """One after the other, up to the first that has something: a look is cheap, and the claim that follows begins
         there."""
         self._check_open()
         soonest: float | None = None
         down: list[StoreError] = []
+        in_progress: caps.InProgress | None = None
+        if tenant != ALL_TENANTS and await caps.capped(self._shards, tenant, commands, None):
+            in_progress = await caps.counted(self._shards, [tenant], commands)
         for shard in self._shards.from_on():
+            others = NOTHING if in_progress is None else in_progress.elsewhere(shard.number, tenant, commands)
             try:
-                in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands))
+                in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands, others))  # noqa: B023 asked at once
             except PASSED_OVER as error:
                 down.append(error)
                 continue
@@ -210,6 +286,41 @@ class ShardedStore(LocalStore):
         if len(down) == len(self._shards):
             raise down[0]
         return soonest
+
+    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
+        self._check_open()
+        return (await caps.counted(self._shards, tenants, commands)).in_all()
+
+    async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
+        self._check_open()
+        return any(await self._shards.some(lambda store: store._any_due(tenant, commands)))
+
+    async def _ready_tenants(self, commands: Sequence[str], after: str, limit: int, *, itself: bool) -> ReadyTenants:
+        self._check_open()
+        pages = await self._shards.some(lambda store: store._ready_tenants(commands, after, limit, itself=itself))
+        return merged(pages)[0]
+
+    async def _claim_turns(
+        self,
+        turns: Sequence[tuple[str, int]],
+        commands: Sequence[str],
+        lease_s: float | None,
+        worker: str,
+        claim_id: bytes | None,
+        elsewhere: Elsewhere,
+        *,
+        further: bool,
+    ) -> TurnsTaken:
+        self._check_open()
+        asked = commands, lease_s, worker, claim_id, elsewhere
+        left, total = dict(turns), TurnsTaken([], [])
+        for shard in self._shards.from_on():
+            still = [(name, share) for name, share in left.items() if share]
+            taken = await shard.ask(lambda store: store._claim_turns(still, *asked, further=further))  # noqa: B023 asked at once
+            for lease in taken.leases:
+                left[lease.tenant] -= 1
+            total = TurnsTaken([*total.leases, *taken.leases], [*total.unseen, *taken.unseen])
+        return total
 
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]:
         self._check_open()

@@ -12,6 +12,7 @@ from dibs.errors import InvalidName
 from dibs.ids import new_id
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import ALL_COMMANDS, Filter, Heartbeat, KeyLimit, QueueConfig, QueueLimits
+from dibs.testing.contract.order import line_up
 from dibs.testing.contract.steps import (
     COMMAND,
     LONG_S,
@@ -37,7 +38,6 @@ async def shares(store: Store, count: int, limit: int = 1) -> Counter[str]:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestFairClaims:
     """`claim("*")` serves every tenant that has something ready."""
 
@@ -57,9 +57,9 @@ class TestFairClaims:
 
     async def test_a_tenant_keeps_its_own_order(self, store: Store) -> None:
         """Priority, then first in, first out; commands in the order given."""
-        low = await put_many(store, 2, "b", priority=1)
-        high = await put_many(store, 2, "b", priority=5)
-        other = await put_many(store, 2, "a")
+        low = await line_up(store, 2, "b", priority=1)
+        high = await line_up(store, 2, "b", priority=5)
+        other = await line_up(store, 2, "a")
         leases = await store.claim(ALL_TENANTS, ["a", "b"], limit=10)
         assert [lease.id for lease in leases] == [*other, *high, *low]
 

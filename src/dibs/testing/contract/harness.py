@@ -26,8 +26,6 @@ class StoreHarness:
     """True if what was stored outlives `close`, and `open` finds it again."""
     shares: bool = False
     """True if `open` gives a second client of the same data while the first is still open."""
-    limits_hold: bool = True
-    """False if limits, and the turns of tenants, hold within each shard only."""
     order: Order = STRICT
     """What the store is meant to declare: a weaker order must not come by accident."""
 
@@ -107,13 +105,6 @@ async def second(stores: Stores, store: Store) -> Store:
     other = await stores.open()
     assert other is not store
     return other
-
-
-@pytest.fixture
-def limits_hold(harness: StoreHarness) -> None:
-    """Skips where limits and turns are each shard's own."""
-    if not harness.limits_hold:
-        pytest.skip("limits and turns hold within each shard")
 
 
 @pytest.fixture

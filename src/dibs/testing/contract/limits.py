@@ -9,6 +9,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.errors import InvalidInput
+from dibs.ids import new_id
 from dibs.stores.protocol import Store
 from dibs.task import (
     ALL_COMMANDS,
@@ -24,6 +25,7 @@ from dibs.task import (
     Reason,
     Status,
 )
+from dibs.testing.contract.order import line_up
 from dibs.testing.contract.steps import (
     COMMAND,
     LONG_S,
@@ -60,14 +62,18 @@ async def limit_keys(store: Store, **limit: Any) -> None:
     await store.configure(TENANT, COMMAND, QueueConfig(limits=QueueLimits(per_key=KeyLimit(**limit))))
 
 
+def beside(limit_key: str) -> bytes:
+    """An id in the slot of a limit_key: in one shard with its tasks, where order holds."""
+    return new_id(TENANT, COMMAND, limit_key=limit_key)
+
+
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestCaps:
     """At most so many tasks of a queue, or of a tenant, are in progress."""
 
     async def test_a_claim_stops_at_the_cap(self, store: Store) -> None:
         """A claim takes what the cap leaves, and nothing when it is reached; the rest stays ready, in order."""
-        ids = await put_many(store, 5)
+        ids = await line_up(store, 5)
         await cap(store, 3)
         leases = await store.claim(TENANT, [COMMAND], limit=10)
         assert [lease.id for lease in leases] == ids[:3]
@@ -108,8 +114,8 @@ class TestCaps:
 
     async def test_both_caps_hold(self, store: Store) -> None:
         """The smaller of what the queue's and the tenant's leave."""
-        await put_many(store, 5, "a")
-        await put_many(store, 5, "b")
+        await line_up(store, 5, "a")
+        await line_up(store, 5, "b")
         await cap(store, 3, "a")
         await cap(store, 4, ALL_COMMANDS)
         assert [lease.command for lease in await store.claim(TENANT, ["a", "b"], limit=10)] == ["a", "a", "a", "b"]
@@ -215,7 +221,6 @@ class TestCaps:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestKeysInFlight:
     """At most so many tasks that share a limit_key are in progress; others go past them."""
 
@@ -223,10 +228,10 @@ class TestKeysInFlight:
         """One key at its limit holds up nobody: neither other keys nor tasks without one."""
         await limit_keys(store, in_flight=2)
         mine = await put_many(store, 4, limit_key="mine")
-        yours = await put_many(store, 1, limit_key="yours")
-        plain = await put_many(store, 1)
+        yours = await put(store, id=beside("mine"), limit_key="yours")
+        plain = await put(store, id=beside("mine"))
         leases = await store.claim(TENANT, [COMMAND], limit=10)
-        assert [lease.id for lease in leases] == [*mine[:2], *yours, *plain]
+        assert [lease.id for lease in leases] == [*mine[:2], yours, plain]
         assert await nothing_ready(store)
         assert (await assert_counts(store)).ready == 2
 
@@ -285,7 +290,7 @@ class TestKeysInFlight:
         """Within a key, as in the queue, higher priorities come first, whenever they came."""
         await limit_keys(store, in_flight=1)
         low = await put_many(store, 2, limit_key="k", priority=1)
-        middle = await put(store, priority=5)
+        middle = await put(store, id=beside("k"), priority=5)
         high = await put_many(store, 2, limit_key="k", priority=9)
         order = []
         while leases := await store.claim(TENANT, [COMMAND]):
@@ -391,7 +396,6 @@ class TestKeysInFlight:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestRates:
     """The tasks of a limit_key start at a rate, after a burst; each counts for its cost."""
 
@@ -487,14 +491,13 @@ class TestRates:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("limits_hold")
 class TestChangedLimits:
     """Limits may change at any time, with tasks ready, parked and in progress."""
 
     async def test_a_limit_that_is_added(self, store: Store) -> None:
         """Tasks that are older than the limit obey it, in their order."""
         ids = await put_many(store, 5, limit_key="k")
-        plain = await put(store)
+        plain = await put(store, id=beside("k"))
         await limit_keys(store, in_flight=2)
         leases = await store.claim(TENANT, [COMMAND], limit=9)
         assert [lease.id for lease in leases] == [*ids[:2], plain]
@@ -506,7 +509,7 @@ class TestChangedLimits:
         first, *_ = await put_many(store, 1_000, limit_key="k")
         for _ in range(2):
             await put_many(store, 1_000, limit_key="k")
-        plain = await put(store)
+        plain = await put(store, id=beside("k"))
         await limit_keys(store, in_flight=1)
         assert (await take(store)).id == first
         assert (await take(store)).id == plain
@@ -527,7 +530,7 @@ class TestChangedLimits:
         """Those that were parked are ready again, all of them and in order; and a new limit starts from what is."""
         await limit_keys(store, in_flight=1)
         ids = await put_many(store, 500, limit_key="k")
-        ids += [await put(store, limit_key=f"k{n}") for n in range(3)]
+        ids += [await put(store, id=beside("k"), limit_key=f"k{n}") for n in range(3)]
         lease = await take(store)
         await store.configure(TENANT, COMMAND, QueueConfig())
         await sweep_until_quiet(store)

@@ -60,7 +60,7 @@ async def put_many(
     store: Store, count: int, command: str = COMMAND, *, tenant: str = TENANT, **options: Any
 ) -> list[bytes]:
     """Enqueues so many tasks in one call, and returns their ids in order."""
-    ids = [new_id() for _ in range(count)]
+    ids = [new_id(tenant, command, limit_key=options.get("limit_key")) for _ in range(count)]
     outcomes = await store.enqueue(tenant, [NewTask(command=command, id=task_id, **options) for task_id in ids])
     assert outcomes == [Enqueued(task_id) for task_id in ids]
     return ids
