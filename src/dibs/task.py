@@ -246,6 +246,14 @@ class StagedPart(Struct, frozen=True, gc=False):
     rows: int
     parts: list[int] = []
     """The shards that hold the others."""
+    content: bytes = b""
+    """The same in all parts of one staging."""
+    holder: str = ""
+    """The load that is about to commit it, or has decided to."""
+    hold: int = 0
+    """Tells one reservation from another."""
+    lapsed: bool = False
+    """The holder has had it for so long that it may have died."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -258,6 +266,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     chunk_ids: list[list[bytes]]
     """By shard."""
     forget_s: float | None = None
+    decided_ms: int = 0
+    """When it was kept: the time of the commit in every shard."""
 
 
 class LoadState(Struct, frozen=True):
@@ -265,6 +275,8 @@ class LoadState(Struct, frozen=True):
 
     seq: int = -1
     pending: Decision | None = None
+    fence: int = 0
+    """Changes when somebody takes chunks from under a commit that is not decided."""
 
 
 # ------------------------------------------------------------------------------------------------------------ claim

@@ -267,8 +267,14 @@ class Head(Struct, array_like=True, gc=False):
     out: list[int] = []
     """Rows that left before it was their turn."""
     holder: str = ""
-    """The load that is about to commit it over several shards, until then."""
+    """The load that is about to commit it over several shards, or has decided to: until it is known not to have, nobody
+    else touches the chunk."""
     held_until_ms: int = 0
+    """After that, others may ask whether the holder has decided."""
+    hold: int = 0
+    """The version that reserved it."""
+    content: bytes = b""
+    """The same in all parts of one staging."""
 
     def done(self) -> bool:
         """True once every row has left."""
@@ -295,6 +301,8 @@ class StoredLoad(Struct, frozen=True, array_like=True, gc=False):
 
     seq: int
     forget_ms: int
+    fence: int = 0
+    """See `LoadState`."""
 
 
 #: What a decoder raises for bytes that it cannot read; the engine turns it into `StoreCorrupt`, once.
