@@ -393,7 +393,7 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
         _forget(work, tenant, head)
     else:
         work.txn.put(tenant.head + chunk.name, encode_head(head))
-    still_in = [row for row in rows if row not in head.out] if head.out else rows
+    still_in = [row for row in rows if not head.is_out(row)] if head.out else rows
     leaving = _leave(queue, chunk, number, still_in)
     return Left(leaving, len(still_in) - len(leaving), len(rows))
 
@@ -406,7 +406,7 @@ def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
         return
     chunk, head = found.chunk, found.chunk.head
     queue = work.queue(tenant, head.blocks[found.block].command)
-    head.out.append(found.row)
+    head.put_out(found.row)
     work.txn.put(queue.tenant.head + chunk.name, encode_head(head))
     for row in _leave(queue, chunk, found.block, [found.row], revives=False):
         queue.place(row.id, row.state)
