@@ -210,10 +210,6 @@ class Rows(Struct, frozen=True):
     keys: list[str | None] = []
     """The deduplication key of each row; empty: none has one."""
 
-    def command(self, row: int) -> str:
-        """Returns the command of a row."""
-        return self.options[self.kinds[row] if self.kinds else 0].command
-
     def part(self, rows: Sequence[int]) -> Rows:
         """Returns some of the rows."""
         return Rows(

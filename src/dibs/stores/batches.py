@@ -100,9 +100,10 @@ def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> lis
     if not rows.keys:
         head, slot = chunk_id[:CHUNK_BYTES], bytes((own,))
         return [head + number + slot for number in _NUMBERS[: len(rows.payloads)]]
+    commands = [rows.options[kind].command for kind in rows.kinds] or [rows.options[0].command] * len(rows.keys)
     return [
-        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, rows.command(number), key)))
-        for number, key in enumerate(rows.keys)
+        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, command, key)))
+        for number, (command, key) in enumerate(zip(commands, rows.keys, strict=True))
     ]
 
 
