@@ -261,6 +261,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     seq: int
     chunk_ids: list[list[bytes]]
     """By shard."""
+    empty: list[bytes] = []
+    """Those without rows in their own shard."""
     forget_s: float | None = None
     decided_ms: int = 0
     """When it was kept: the time of the commit in every shard."""

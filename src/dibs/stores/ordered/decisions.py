@@ -25,8 +25,8 @@ def decide(txn: Txn, decision: Decision, seen: LoadState) -> Decision | None:
     if load_state(txn, decision.tenant, decision.name) != seen:
         return None
     chunk_ids = [b"".join(ids) for ids in decision.chunk_ids]
-    key = decision_key(decision.tenant, decision.name)
-    txn.put(key, encode_decision(StoredDecision(decision.seq, txn.now_ms, decision.forget_s, chunk_ids)))
+    stored = StoredDecision(decision.seq, txn.now_ms, decision.forget_s, chunk_ids, b"".join(decision.empty))
+    txn.put(decision_key(decision.tenant, decision.name), encode_decision(stored))
     return replace(decision, decided_ms=txn.now_ms)
 
 
@@ -76,6 +76,7 @@ def _decision(key: bytes, stored: StoredDecision) -> Decision:
         name=name,
         seq=stored.seq,
         chunk_ids=[split_ids(ids) for ids in stored.chunk_ids],
+        empty=split_ids(stored.empty),
         forget_s=stored.forget_s,
         decided_ms=stored.decided_ms,
     )

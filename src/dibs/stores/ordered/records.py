@@ -163,6 +163,7 @@ class StoredDecision(Struct, frozen=True, array_like=True):
     decided_ms: int
     forget_s: float | None
     chunk_ids: list[bytes]
+    empty: bytes = b""
 
 
 class Detail(Struct, frozen=True, array_like=True, gc=False):

@@ -6,9 +6,9 @@ all have the same `content`, so that no commit takes half of one staging and hal
 
 A commit over several shards is a decision. First the load *holds* every part: nobody stages, drops or commits it then
 who does not ask the load's home shard first. Then the decision is kept there; then it is done in every shard it names,
-each at once and once, the chunk's own shard last; then home notes how far the load has come and forgets the decision. A
-crash leaves one that is pending; a repeat of the commit, a later commit of the same name, the sweep or whoever wants
-one of the parts finishes it. Others may see one shard's rows before another's.
+each at once and once; then home notes how far the load has come and forgets the decision. A crash leaves one that is
+pending; a repeat of the commit, a later commit of the same name, the sweep or whoever wants one of the parts finishes
+it. Others may see one shard's rows before another's.
 
 Whoever asks for a held part finishes what is decided. If nothing is, home is told that the load may not decide on what
 it holds: its commit begins anew. Then the part is free.
@@ -104,7 +104,7 @@ async def commit_load(
         if seen.seq >= seq:
             return Committed(0, already=True)
         try:
-            by_shard, rows = await _reserve(shards, tenant, name, chunk_ids)
+            held = await _reserve(shards, tenant, name, chunk_ids)
         except UnknownChunk:
             # Unless somebody else has made this commit, or has staged a chunk again meanwhile.
             if await home.ask(lambda store: store._load_state(tenant, name)) != seen:
@@ -114,11 +114,16 @@ async def commit_load(
         except StoreError:
             await _let_go(shards, tenant, name, chunk_ids)
             raise
-        wanted = Decision(tenant=tenant, name=name, seq=seq, chunk_ids=by_shard, forget_s=forget_s)
+        by_shard: list[list[bytes]] = [[] for _ in shards.all]
+        for part, rows in held:
+            if rows:
+                by_shard[part.number].append(part.chunk_id)
+        empty = [part.chunk_id for part, rows in held if not rows]
+        wanted = Decision(tenant=tenant, name=name, seq=seq, chunk_ids=by_shard, empty=empty, forget_s=forget_s)
         decision = await home.ask(lambda store: store._decide(wanted, seen))  # noqa: B023 asked at once
         if decision is not None:
             await finish(shards, decision)
-            return Committed(rows)
+            return Committed(sum(rows for _, rows in held))
 
 
 async def finish(shards: Shards, decision: Decision) -> None:
@@ -130,12 +135,10 @@ async def finish(shards: Shards, decision: Decision) -> None:
         return [None] * len(some)
 
     parts = [Part(number, chunk_id) for number, ids in enumerate(decision.chunk_ids) for chunk_id in ids]
-    own = [part.number == shards.of_id(part.chunk_id) for part in parts]
-    # A chunk that is not staged in its own shard any more is committed in all the others: one without rows of its own
-    # leaves nothing there.
-    for last in (False, True):
-        some = [part for part, is_own in zip(parts, own, strict=True) if is_own is last]
-        await shards.split(some, lambda part: part.number, commit)
+    await shards.split(parts, lambda part: part.number, commit)
+    # Their commit leaves nothing behind: before it, all that they name has to be committed.
+    empty = [Part(shards.of_id(chunk_id), chunk_id) for chunk_id in decision.empty]
+    await shards.split(empty, lambda part: part.number, commit)
     home = shards.all[shards.of_name(decision.tenant, decision.name)]
     await home.ask(lambda store: store._done(decision))
 
@@ -148,9 +151,9 @@ async def finish_abandoned(shards: Shards) -> None:
                 await finish(shards, decision)
 
 
-async def _reserve(shards: Shards, tenant: str, name: str, chunk_ids: Sequence[bytes]) -> tuple[list[list[bytes]], int]:
-    """Holds all parts of chunks for a load that is about to be decided. Returns the chunks of each shard, in order, and
-    how many rows they have; without one of them there is no commit."""
+async def _reserve(shards: Shards, tenant: str, name: str, chunk_ids: Sequence[bytes]) -> list[tuple[Part, int]]:
+    """Holds all parts of chunks for a load that is about to be decided. Returns them, in the order of the chunks, and
+    how many rows each has; without one of them there is no commit."""
     parts = [Part(shards.of_id(chunk_id), chunk_id) for chunk_id in chunk_ids]
     own = await _hold(shards, tenant, name, parts)
     others = [Part(number, chunk.chunk_id) for chunk, held in zip(parts, own, strict=True) for number in held.parts]
@@ -161,10 +164,8 @@ async def _reserve(shards: Shards, tenant: str, name: str, chunk_ids: Sequence[b
         if held.content != contents[part.chunk_id]:
             raise _unknown(part.chunk_id)
     order = {chunk_id: place for place, chunk_id in enumerate(chunk_ids)}
-    by_shard: list[list[bytes]] = [[] for _ in shards.all]
-    for part in sorted([*parts, *others], key=lambda part: order[part.chunk_id]):
-        by_shard[part.number].append(part.chunk_id)
-    return by_shard, sum(held.rows for held in (*own, *elsewhere))
+    found = [*zip(parts, own, strict=True), *zip(others, elsewhere, strict=True)]
+    return sorted([(part, held.rows) for part, held in found], key=lambda one: order[one[0].chunk_id])
 
 
 async def _hold(
