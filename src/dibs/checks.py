@@ -231,10 +231,17 @@ def check_rows(tenant: str, rows: Rows, limits: Limits) -> None:
             if options.id or options.key is not None or options.payload:
                 raise InvalidOption("a row of a load has no id of its own: it gets one from its chunk's id")
     _check_payloads(rows.payloads, limits)
-    for row, key in enumerate(rows.keys):
-        if key is not None:
-            with _naming(row):
+    _check_keys(rows.keys)
+
+
+def _check_keys(keys: Sequence[str | None]) -> None:
+    row = 0
+    try:
+        for row, key in enumerate(keys):  # noqa: B007 named if it is bad
+            if key is not None:
                 check_key(key)
+    except InvalidInput as error:
+        raise type(error)(f"row {row}: {error}") from error
 
 
 def _check_payloads(payloads: Sequence[bytes], limits: Limits) -> None:

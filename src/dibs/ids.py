@@ -60,12 +60,20 @@ def new_id(tenant: str = "default", command: str = "", key: str | None = None, l
 @lru_cache(maxsize=2048)
 def key_digest(tenant: str, command: str, key: str) -> bytes:
     """Returns 16 bytes for a key of either kind; every part is prefixed by its length, so no two triples collide."""
-    digest = blake2b(digest_size=DIGEST_BYTES)
-    for part in (tenant, command, key):
-        data = part.encode()
-        digest.update(len(data).to_bytes(4, "big"))
-        digest.update(data)
+    digest = _digest_begun(tenant, command).copy()
+    data = key.encode()
+    digest.update(len(data).to_bytes(4, "big") + data)
     return digest.digest()
+
+
+@lru_cache(maxsize=1024)
+def _digest_begun(tenant: str, command: str) -> blake2b:
+    """What the digests of all keys of a queue have in common."""
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in (tenant, command):
+        data = part.encode()
+        digest.update(len(data).to_bytes(4, "big") + data)
+    return digest
 
 
 def new_ids(count: int) -> list[bytes]:

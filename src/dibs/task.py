@@ -247,10 +247,6 @@ class Rows(Struct, frozen=True):
     keys: list[str | None] = []
     """The deduplication key of each row; empty: none has one."""
 
-    def options_of(self, row: int) -> NewTask:
-        """Returns what a row says beyond payload and key."""
-        return self.options[self.kinds[row] if self.kinds else 0]
-
     def bound(self) -> bool:
         """Whether a key or a `limit_key` says of any row where it belongs."""
         return bool(self.keys) or any(one.limit_key is not None for one in self.options)
@@ -287,6 +283,14 @@ class StagedPart(Struct, frozen=True, gc=False):
     rows: int
     parts: list[int] = []
     """The shards that hold the others."""
+    content: bytes = b""
+    """The same in all parts of one staging."""
+    holder: str = ""
+    """The load that is about to commit it, or has decided to."""
+    hold: int = 0
+    """Tells one reservation from another."""
+    lapsed: bool = False
+    """The holder has had it for so long that it may have died."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -298,7 +302,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     seq: int
     chunk_ids: list[list[bytes]]
     """By shard."""
+    empty: list[bytes] = []
+    """Those without rows in their own shard."""
     forget_s: float | None = None
+    decided_ms: int = 0
+    """When it was kept: the time of the commit in every shard."""
 
 
 class LoadState(Struct, frozen=True):
@@ -306,6 +314,8 @@ class LoadState(Struct, frozen=True):
 
     seq: int = -1
     pending: Decision | None = None
+    fence: int = 0
+    """Changes when somebody takes chunks from under a commit that is not decided."""
 
 
 # ------------------------------------------------------------------------------------------------------------ claim

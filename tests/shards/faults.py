@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Faults:
         """How many writes of loads succeed before the process dies."""
         self.kill = False
         """Really."""
+        self.between: tuple[int, Callable[[], Awaitable[None]]] | None = None
+        """What happens, once, before a write of a load that has so many before it."""
 
     def check(self, number: int) -> None:
         """Raises if the shard is not to answer."""
@@ -46,6 +48,14 @@ class Faults:
             raise StoreUnavailable("the test says so")
         if number in self.damaged:
             raise StoreCorrupt("the test says so")
+
+    async def intervene(self) -> None:
+        """Lets happen what is to happen before this write."""
+        if self.between is not None:
+            left, act = self.between
+            self.between = (left - 1, act) if left else None
+            if not left:
+                await act()
 
     def count(self) -> None:
         """Dies if this is the write to die at."""
@@ -81,6 +91,9 @@ def faulty(store: OrderedStore, number: int, faults: Faults) -> LocalStore:
         async def _stage(self, *args: Any, **kwargs: Any) -> Any:
             return await self._write("stage", super()._stage(*args, **kwargs))
 
+        async def _reserve(self, *args: Any) -> Any:
+            return await self._write("reserve", super()._reserve(*args))
+
         async def _decide(self, *args: Any) -> Any:
             return await self._write("decide", super()._decide(*args))
 
@@ -91,6 +104,7 @@ def faulty(store: OrderedStore, number: int, faults: Faults) -> LocalStore:
             return await self._write("done", super()._done(*args))
 
         async def _write(self, what: str, call: Any) -> Any:
+            await faults.intervene()
             try:
                 faults.count()
             except Crash:

@@ -50,7 +50,7 @@ NEEDS_ALL: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "retain": lambda store: store.retain(TENANT, [in_slot(1)], 60),
     "replay": lambda store: store.replay(TENANT, [in_slot(1)]),
     "wait": lambda store: store.wait(TENANT, [in_slot(1)], 5),
-    "drop": lambda store: store.drop(TENANT, [in_slot(0)]),
+    "drop": lambda store: store.drop(TENANT, [in_slot(1)]),
 }
 
 

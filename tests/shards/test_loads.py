@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,9 @@ from dibs.ids import new_id
 from dibs.stores import open_store
 from dibs.stores.local import LocalStore
 from dibs.stores.protocol import Store
-from dibs.stores.sharded.loads import ABANDONED_S
+from dibs.stores.sharded.loads import ABANDONED_S, HOLD_S
 from dibs.stores.sharded.store import ShardedStore
-from dibs.task import CHUNK_KEEP_S, Committed, NewTask, Staged
+from dibs.task import CHUNK_KEEP_S, Committed, Decision, NewTask, Staged
 from dibs.testing.contract.steps import COMMAND, TENANT, in_slot, sweep_all
 from tests.lmdb.processes import Children
 from tests.shards.faults import Crash, Faults, in_shard, open_faulty
@@ -103,6 +105,20 @@ async def test_a_chunk_that_is_not_staged_refuses_all(store: ShardedStore) -> No
     assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(24)
 
 
+async def test_chunks_come_in_the_order_named_in_every_shard(store: ShardedStore) -> None:
+    """Also where one of them is at home, and another is not."""
+    chunks = [in_slot(n) for n in range(6)]
+    for n, chunk_id in enumerate(chunks):
+        await store.stage(TENANT, chunk_id, rows(n))
+    order = [4, 1, 0, 5, 3, 2]
+    assert await store.commit_load(TENANT, "load", 1, [chunks[n] for n in order]) == Committed(72)
+    for shard in store._shards.all:
+        assert shard.store is not None
+        came = [int(lease.payload[:1]) for lease in await shard.store.claim(TENANT, [COMMAND], limit=100)]
+        assert list(dict.fromkeys(came)) == order
+        assert came == sorted(came, key=order.index)
+
+
 async def test_staged_again_it_is_replaced_everywhere(store: ShardedStore) -> None:
     """What a chunk held before is gone, in whatever shards it was."""
     chunk_id = in_slot(0)
@@ -171,8 +187,12 @@ async def commit_and_die(store: ShardedStore, faults: Faults, chunks: list[bytes
     return False
 
 
-STEPS = 12
-"""More than it takes: two chunks in three parts each, the decision, a commit in each shard, the end."""
+STAGED = 6
+"""Writes of two chunks in three parts each."""
+RESERVED = STAGED + 5
+"""Two shards hold the chunks' own parts, then three the others."""
+STEPS = RESERVED + 6
+"""More than it takes: the decision, a commit in each shard, the end."""
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
@@ -207,6 +227,118 @@ async def test_a_crash_between_any_two_steps(
     assert (await store.doctor()).clean
 
 
+class Meddler:
+    """What others do to the chunks of a commit, while it is made or after it has died on the way."""
+
+    def __init__(self, store: ShardedStore, clock: ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.chunks = [in_slot(0), in_slot(1)]
+        self.answers: list[Committed] = []
+
+    def rows(self, chunk: int, what: str) -> list[NewTask]:
+        """Rows of a chunk in one version or another. The second chunk has none in its own shard."""
+        shards = {"a": (0, 1, 2), "b": (1, 2)}[what] if chunk == 0 else {"a": (2,), "b": (0,)}[what]
+        keys = [in_shard(shard, N, what=f"{what}{chunk}-{n}-") for n in range(2) for shard in shards]
+        plain = [None, None] if chunk == 0 else []
+        return [NewTask(command=COMMAND, payload=f"{chunk}{what}{key}".encode(), key=key) for key in (*keys, *plain)]
+
+    async def commit(self, name: str) -> None:
+        """Commits both chunks under a name; a chunk that is not there, or a shard, is no commit."""
+        with contextlib.suppress(UnknownChunk, StoreUnavailable):
+            self.answers.append(await self.store.commit_load(TENANT, name, 0, self.chunks))
+
+    async def stage(self, what: str) -> list[Staged]:
+        """Stages both chunks."""
+        return [await self.store.stage(TENANT, chunk_id, self.rows(n, what)) for n, chunk_id in enumerate(self.chunks)]
+
+    async def act(self, how: str) -> None:
+        """Does something to the chunks."""
+        if how.startswith("stage"):
+            with contextlib.suppress(StoreUnavailable):
+                await self.stage(how[-1])
+        elif how == "drop":
+            with contextlib.suppress(StoreUnavailable):
+                await self.store.drop(TENANT, self.chunks)
+        elif how == "sweep":
+            self.clock.advance(ABANDONED_S + 1)
+            await sweep_all(self.store)
+        else:
+            self.clock.advance(HOLD_S + 1 if how == "commit later" else 0)
+            await self.commit("other")
+
+    async def check(self) -> None:
+        """Each chunk is there whole, in one version, or not at all; what is not there can be loaded, once."""
+        self.clock.advance(ABANDONED_S + 1)
+        await sweep_all(self.store)
+        ready = (await self.store.stats(TENANT)).total.ready
+        staged = await self.stage("a")
+        assert [one.already for one in staged] == [ready > 0] * 2
+        if not ready:
+            assert await self.store.commit_load(TENANT, "end", 0, self.chunks) == Committed(sum(s.rows for s in staged))
+        else:
+            with pytest.raises(UnknownChunk):
+                await self.store.commit_load(TENANT, "end", 0, self.chunks)
+        found = await take_all(self.store)
+        for n in range(2):
+            mine = Counter({payload: count for payload, count in found.items() if payload.startswith(b"%d" % n)})
+            assert mine in [Counter(row.payload for row in self.rows(n, what)) for what in "ab"]
+        assert (await self.store.doctor()).clean
+
+
+MEDDLING = ["stage a", "stage b", "drop", "commit", "commit later", "sweep"]
+MEDDLED = 12
+"""More than the writes of one of these commits."""
+
+
+@pytest.mark.parametrize("steps", range(MEDDLED))
+@pytest.mark.parametrize("how", MEDDLING)
+async def test_whatever_comes_between_two_steps(
+    store: ShardedStore, faults: Faults, clock: ManualClock, steps: int, how: str
+) -> None:
+    """Staged again, dropped, named by another load or swept at any moment of its commit, a chunk is committed once and
+    whole, and who is told that it committed has."""
+    others = Meddler(store, clock)
+    await others.stage("a")
+    faults.between = steps, lambda: others.act(how)
+    await others.commit("load")
+    if faults.between is not None:
+        assert steps > 8, "it took fewer writes than it did"
+    told = sum(answer.rows for answer in others.answers)
+    assert (await store.stats(TENANT)).total.ready == told
+    assert told or how == "drop"
+    await others.check()
+
+
+@pytest.mark.parametrize("steps", range(MEDDLED))
+@pytest.mark.parametrize("how", MEDDLING)
+@pytest.mark.parametrize("down", [None, 0, 1, 2])
+async def test_whatever_comes_after_a_death(
+    store: ShardedStore, faults: Faults, clock: ManualClock, steps: int, how: str, down: int | None
+) -> None:
+    """The same where the commit has died before, also with a shard that is down for a while and comes back."""
+    others = Meddler(store, clock)
+    await others.stage("a")
+    faults.crash_at = steps
+    with contextlib.suppress(Crash):
+        await others.commit("load")
+    faults.crash_at = None
+    decided = "decide" in dict(faults.told)
+    if down is not None:
+        faults.down = {down}
+        await others.act(how)
+        clock.advance(2 * CHUNK_KEEP_S if decided else 0)
+        await sweep_all(store)
+        faults.down = set()
+    await others.act(how)
+    await others.commit("load")
+    ready = (await store.stats(TENANT)).total.ready
+    assert ready or how == "drop"
+    if decided:
+        assert ready == sum(len(others.rows(n, "a")) for n in range(2))
+    await others.check()
+
+
 @pytest.mark.parametrize("down", range(N))
 async def test_a_shard_that_is_down_during_a_commit(
     store: ShardedStore, faults: Faults, clock: ManualClock, down: int
@@ -224,8 +356,8 @@ async def test_a_shard_that_is_down_during_a_commit(
     assert decide.store is not None
     before = type(decide.store)._decide
 
-    async def decide_then_fail(self: LocalStore, decision: object) -> bool:
-        answer = await before(self, decision)  # type: ignore[arg-type]
+    async def decide_then_fail(self: LocalStore, *args: Any) -> Decision | None:
+        answer = await before(self, *args)
         faults.down = {down}
         return answer
 
@@ -239,6 +371,35 @@ async def test_a_shard_that_is_down_during_a_commit(
     await sweep_all(store)
     assert await take_all(store) == once(0, 1)
     assert await store.commit_load(TENANT, "load", 1, chunks) == Committed(0, already=True)
+
+
+async def test_a_commit_that_was_done_late_is_of_its_decision(
+    store: ShardedStore, faults: Faults, clock: ManualClock
+) -> None:
+    """Delays and deadlines count from the decision in every shard, however late a shard does its part."""
+    chunk_id = in_slot(0)
+    plain, delayed, expiring = (
+        [NewTask(command=command, key=in_shard(shard, N, command=command), **said) for shard in range(N)]  # type: ignore[arg-type]
+        for command, said in ((COMMAND, {}), ("delayed", {"delay_s": 60}), ("expiring", {"expires_s": 60}))
+    )
+    await store.stage(TENANT, chunk_id, [*plain, *delayed, *expiring])
+    decided_ms = clock.now_ms()
+    faults.crash_at = 3 + 1 + 1  # three shards hold it, the decision, and one of them commits
+    with pytest.raises(Crash):
+        await store.commit_load(TENANT, "load", 1, [chunk_id])
+    faults.crash_at = None
+    clock.advance(50)
+    await sweep_all(store)
+    tasks = (await store.list(TENANT)).tasks
+    assert len(tasks) == 3 * N
+    assert {task.enqueued_ms for task in tasks} == {decided_ms}
+    clock.advance(9)
+    assert await store.claim(TENANT, ["delayed"], limit=10) == []
+    clock.advance(1)
+    assert len(await store.claim(TENANT, ["delayed"], limit=10)) == N
+    assert await store.claim(TENANT, ["expiring"], limit=10) == []
+    await sweep_all(store)
+    assert (await store.doctor()).clean
 
 
 async def test_a_name_that_was_forgotten_begins_anew(store: ShardedStore, faults: Faults, clock: ManualClock) -> None:
@@ -272,7 +433,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("steps", [6, 7, 8, 9, 10])
+@pytest.mark.parametrize("steps", [STAGED, STAGED + 3, *range(RESERVED, STEPS - 1)])
 @pytest.mark.parametrize("swept", [False, True])
 async def test_killed_between_two_steps(tmp_path: Path, children: Children, steps: int, swept: bool) -> None:
     """The same on LMDB, where a process is really killed: who opens the set next finishes what was decided."""
@@ -283,7 +444,7 @@ async def test_killed_between_two_steps(tmp_path: Path, children: Children, step
     assert killed.process.returncode == -9
     clock = ManualClock(4_000_000_000_000) if swept else None
     async with await open_faulty(url, Faults(), clock) as store:
-        decided = steps > 6
+        decided = steps > RESERVED
         if swept and decided:
             await sweep_all(store)
             assert (await store.stats(TENANT)).total.ready == 24

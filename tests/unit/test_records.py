@@ -8,8 +8,11 @@ from dibs.stores.ordered.records import (
     LEASED,
     PENDING,
     READY,
+    Head,
     State,
+    decode_head,
     decode_state,
+    encode_head,
     encode_new_state,
     encode_state,
     recall_state,
@@ -78,3 +81,13 @@ def test_what_is_never_settled_here_does_not_pile_up() -> None:
     for _ in range(2 * records._LEASED_MAX + 10):
         remember_leased(os.urandom(16), state)
     assert len(records._leased) <= records._LEASED_MAX
+
+
+def test_rows_that_are_out_of_their_turn() -> None:
+    """A head knows just the rows that were put out, in whatever order, also when it was read again."""
+    head = Head(os.urandom(16), b"", 0, [], [])
+    assert not any(head.is_out(row) for row in range(1_000))
+    for put_out in (7, 999, 0, 8, 7):
+        head.put_out(put_out)
+    assert [row for row in range(1_100) if decode_head(encode_head(head)).is_out(row)] == [0, 7, 8, 999]
+    assert len(head.out) == 125

@@ -105,14 +105,13 @@ def row_ids(tenant: str, chunk_id: bytes, rows: Rows | Sequence[NewTask]) -> lis
     if not rows.bound():
         head, slot = chunk_id[:CHUNK_BYTES], bytes((own,))
         return [head + number + slot for number in _NUMBERS[: len(rows.payloads)]]
-    ids: list[bytes] = []
-    for number in range(len(rows.payloads)):
-        options = rows.options_of(number)
-        key = rows.keys[number] if rows.keys else None
-        where = options.limit_key if key is None else key
-        slot_byte = own if where is None else slot_of(key_digest(tenant, options.command, where))
-        ids.append(row_id(chunk_id, number, slot_byte))
-    return ids
+    said = [rows.options[kind] for kind in rows.kinds] or rows.options * len(rows.payloads)
+    keys = rows.keys or [None] * len(rows.payloads)
+    where = [options.limit_key if key is None else key for options, key in zip(said, keys, strict=True)]
+    return [
+        row_id(chunk_id, number, own if key is None else slot_of(key_digest(tenant, options.command, key)))
+        for number, (options, key) in enumerate(zip(said, where, strict=True))
+    ]
 
 
 def merged(outcomes: list[Any], rejected: Mapping[int, Rejected]) -> list[Any]:

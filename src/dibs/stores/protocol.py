@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from dibs import checks
 from dibs.checks import Limits
-from dibs.errors import InvalidInput, InvalidOption
+from dibs.errors import InvalidInput, InvalidOption, StoreUnavailable
+from dibs.ids import id_to_text
 from dibs.stores.batches import batches, ids_of, listed, merged, rows_of, slices
 from dibs.stores.waiting import no_hint, wait_for
 from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
@@ -279,7 +280,12 @@ class Store(abc.ABC):
         if not isinstance(rows, Rows):
             rows = rows_of(checks.check_tasks("a chunk", listed(rows)))
         checks.check_rows(tenant, rows, self.limits)
-        return await self._stage(tenant, chunk_id, rows)
+        staged = await self._stage(tenant, chunk_id, rows)
+        if staged is None:
+            raise StoreUnavailable(
+                f"chunk {id_to_text(chunk_id)} is being committed, by a load over several shards: stage it again there"
+            )
+        return staged
 
     async def commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], *, forget_s: float | None = None
@@ -476,8 +482,10 @@ class Store(abc.ABC):
         ids: Sequence[bytes] | None = None,
         parts: Sequence[int] = (),
         keep_s: float = CHUNK_KEEP_S,
-    ) -> Staged:
-        """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others."""
+        content: bytes = b"",
+    ) -> Staged | None:
+        """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others.
+        `content`: the same for all parts of the same rows. None: a load holds the chunk, with other rows."""
 
     @abc.abstractmethod
     async def _has_rows(self, tenant: str, chunk_id: bytes) -> bool:
@@ -491,8 +499,12 @@ class Store(abc.ABC):
     async def _reserve(
         self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
     ) -> Sequence[StagedPart | None]:
-        """`_staged`; if all wait for a commit they are kept for the load `holder` for so long: to others they are as
-        if they were committed."""
+        """`_staged`; if all wait for a commit, and no other load holds one, they are kept for the load `holder`: nobody
+        stages or drops them until `_release`. After `hold_s` others may ask what became of the holder."""
+
+    @abc.abstractmethod
+    async def _release(self, tenant: str, holds: Sequence[tuple[bytes, int]]) -> None:
+        """Ends reservations of chunks, each named by its number. The holder's load has to be fenced before."""
 
     @abc.abstractmethod
     async def _commit_load(
@@ -500,14 +512,19 @@ class Store(abc.ABC):
     ) -> Committed: ...
 
     @abc.abstractmethod
-    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes], at_ms: int) -> None:
         """Does this store's part of a decision that is kept elsewhere: commits what is there of the chunks, in time or
-        not. Done again it changes nothing."""
+        not, as of the time of the decision. Done again it changes nothing."""
 
     @abc.abstractmethod
-    async def _decide(self, decision: Decision) -> bool:
-        """Keeps a decision that is to be done on several shards, of which this is the home of the load; False: one of
-        this name is pending already, or the load has come as far."""
+    async def _decide(self, decision: Decision, seen: LoadState) -> Decision | None:
+        """Keeps a decision that is to be done on several shards, of which this is the home of the load, and returns it
+        with its time; None: the load is not as it was seen before."""
+
+    @abc.abstractmethod
+    async def _fence(self, tenant: str, name: str) -> Decision | None:
+        """Returns what a load, whose home this is, has decided and may not have done. If that is nothing, no commit
+        that has looked at the load before can be decided."""
 
     @abc.abstractmethod
     async def _load_state(self, tenant: str, name: str) -> LoadState:

@@ -91,9 +91,9 @@ class Chunk:
 
     def left(self, number: int) -> list[int]:
         """Returns the rows of a block that have not left, in their order."""
-        block, out = self.head.blocks[number], self.head.out
+        head, block = self.head, self.head.blocks[number]
         rows = self.turns(number, block.taken, block.count)
-        return [row for row in rows if row not in out] if out else rows
+        return [row for row in rows if not head.is_out(row)] if head.out else rows
 
     def id(self, row: int) -> bytes:
         """Returns a row's id."""
@@ -220,7 +220,7 @@ def find_row(txn: ReadTxn, tenant: TenantKeys, task_id: bytes) -> Row | None:
         return None
     chunk = read_chunk(txn, tenant, head)
     row = _row_of(chunk, task_id[CHUNK_BYTES:])
-    if row is None or row in head.out:
+    if row is None or head.is_out(row):
         return None
     number, turn = chunk.rows.where[row] if chunk.rows.stored.blocks else (0, row)
     return Row(chunk, number, row) if turn >= head.blocks[number].taken else None

@@ -40,6 +40,7 @@ from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, NOTHING, Elsewhere, InFlight, Lease
 
 PROMOTED_PER_CLAIM = 200
+FEW = 8
 ASIDE_PER_CLAIM = 1_000
 ASIDE_FEW, ASIDE_STEP = 20, 200
 RANDOM_BYTES = 8
@@ -187,7 +188,10 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
     while (wanted := queue.room(len(tokens) - len(leases), call.elsewhere)) > 0:
         # Where many are late or over their limit, they are read by the hundred, however few are wanted.
         many, before = wanted if aside < ASIDE_FEW else max(wanted, ASIDE_STEP), aside
-        entries = txn.scan_keys(keys.ready, keys.ready_end, many)
+        # Of blocks just the first is looked at: a claim of many does not read the names of as many others.
+        entries = txn.scan_keys(keys.ready, keys.ready_end, 1) if many > FEW else []
+        if not entries or not is_block(entries[0]):
+            entries = txn.scan_keys(keys.ready, keys.ready_end, many)
         all_seen = len(entries) < many
         if any(map(is_block, entries)):
             if is_block(entries[0]):

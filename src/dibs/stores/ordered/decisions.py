@@ -6,9 +6,11 @@ forgotten after the last has, so that a crash anywhere between leaves it to be f
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import DECISIONS, decision_key, end_of, parse_decision_key, split_ids, tenant_keys
-from dibs.stores.ordered.loads import committed_seq, note_load
+from dibs.stores.ordered.loads import known_load, note_load, raise_fence
 from dibs.stores.ordered.records import StoredDecision, decode_decision, encode_decision
 from dibs.stores.ordered.work import Work
 from dibs.task import Decision, LoadState
@@ -17,14 +19,26 @@ from dibs.task import Decision, LoadState
 PENDING_MAX = 100
 
 
-def decide(txn: Txn, decision: Decision) -> bool:
-    """Keeps a decision, unless one of this name is pending or the load has come as far."""
-    key = decision_key(decision.tenant, decision.name)
-    if txn.get(key) is not None or committed_seq(txn, tenant_keys(decision.tenant), decision.name) >= decision.seq:
-        return False
+def decide(txn: Txn, decision: Decision, seen: LoadState) -> Decision | None:
+    """Keeps a decision and returns it as it is kept, unless the load is not as it was seen before its chunks were
+    reserved: somebody may have them by now."""
+    if load_state(txn, decision.tenant, decision.name) != seen:
+        return None
     chunk_ids = [b"".join(ids) for ids in decision.chunk_ids]
-    txn.put(key, encode_decision(StoredDecision(decision.seq, txn.now_ms, decision.forget_s, chunk_ids)))
-    return True
+    stored = StoredDecision(decision.seq, txn.now_ms, decision.forget_s, chunk_ids, b"".join(decision.empty))
+    txn.put(decision_key(decision.tenant, decision.name), encode_decision(stored))
+    return replace(decision, decided_ms=txn.now_ms)
+
+
+def fence(txn: Txn, tenant: str, name: str) -> Decision | None:
+    """Keeps a commit that has reserved chunks, and is not decided, from being decided; returns the decision if there is
+    one."""
+    state = load_state(txn, tenant, name)
+    if state.pending is None:
+        work = Work.of(txn)
+        raise_fence(work, tenant, name)
+        work.flush()
+    return state.pending
 
 
 def load_state(txn: ReadTxn, tenant: str, name: str) -> LoadState:
@@ -32,7 +46,8 @@ def load_state(txn: ReadTxn, tenant: str, name: str) -> LoadState:
     key = decision_key(tenant, name)
     stored = txn.get(key)
     pending = None if stored is None else _decision(key, decode_decision(stored))
-    return LoadState(committed_seq(txn, tenant_keys(tenant), name), pending)
+    load = known_load(txn, tenant_keys(tenant), name)
+    return LoadState(load.seq, pending, load.fence)
 
 
 def pending(txn: ReadTxn, older_ms: int) -> list[Decision]:
@@ -61,5 +76,7 @@ def _decision(key: bytes, stored: StoredDecision) -> Decision:
         name=name,
         seq=stored.seq,
         chunk_ids=[split_ids(ids) for ids in stored.chunk_ids],
+        empty=split_ids(stored.empty),
         forget_s=stored.forget_s,
+        decided_ms=stored.decided_ms,
     )

@@ -61,6 +61,11 @@ from dibs.stores.ordered.records import (
 from dibs.stores.ordered.work import QueueWork, Work
 from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged, StagedPart
 
+#: So long a decision may wait for the shard that a part of its chunks is in; looked at so often.
+HELD_KEEP_MS = 90 * 86_400_000
+HELD_STEP_MS = 86_400_000
+FENCE_KEEP_MS = 86_400_000
+_NO_LOAD = StoredLoad(-1, 0)
 _NONCE_BYTES = 8
 _AFTER_ROWS = b"\xff" * (ID_BYTES - CHUNK_BYTES + 1)
 
@@ -94,9 +99,7 @@ class Left(Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------- stage, commit, drop
 
 
-def prepare_chunk(
-    tenant: str, chunk_id: bytes, rows: Rows, ids: Sequence[bytes] | None, parts: Sequence[int], now_ms: int
-) -> PreparedChunk:
+def prepare_chunk(tenant: str, chunk_id: bytes, rows: Rows, ids: Sequence[bytes] | None, now_ms: int) -> PreparedChunk:
     """Sorts rows into blocks and encodes them, outside the writer. `ids`: if the rows are a part of their chunk."""
     options, payloads = rows.options, rows.payloads
     waits = [_wait(one, now_ms) for one in options]
@@ -112,13 +115,14 @@ def prepare_chunk(
         blocks = [_block(options, waits[0], 0, len(payloads), sum(map(len, payloads)), tails)]
     else:
         blocks, members, dues = _blocks(payloads, options, waits, rows.kinds or [0] * len(payloads), tails)
-    head = Head(chunk_id, os.urandom(_NONCE_BYTES), 0, blocks, list(parts))
+    head = Head(chunk_id, os.urandom(_NONCE_BYTES), 0, blocks, [])
     stored = StoredRows(payloads, options, rows.kinds, rows.keys, dues, members, tails)
     return PreparedChunk(head, encode_rows(stored))
 
 
-def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
-    """Stores a chunk for a commit to find; again, in the place of what it held."""
+def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged | None:
+    """Stores a chunk for a commit to find; again, in the place of what it held. None: a load that may have decided to
+    commit it holds it, with other rows, and nothing changed."""
     keys, head = tenant_keys(tenant), chunk.head
     name = head.chunk_id[:CHUNK_BYTES]
     known = read_head(txn, keys, name)
@@ -127,6 +131,8 @@ def stage(txn: Txn, tenant: str, chunk: PreparedChunk, keep_ms: int) -> Staged:
     count = sum(block.count for block in head.blocks)
     if (known is not None and known.version) or (known is None and _has_tasks(txn, keys, name)):
         return Staged(count, already=True)
+    if known is not None and known.holder:
+        return Staged(count) if head.content and known.content == head.content else None
     full = txn.full()
     if full is not None:
         raise StoreFull(full)
@@ -146,29 +152,51 @@ def has_rows(txn: ReadTxn, tenant: str, chunk_id: bytes) -> bool:
 
 
 def staged(txn: ReadTxn, tenant: str, chunk_ids: Sequence[bytes]) -> list[StagedPart | None]:
-    """Tells what is held of each chunk that waits for a commit."""
+    """Tells what is there of each chunk that waits for a commit; one that a load holds has not expired."""
     keys = tenant_keys(tenant)
     return [
-        StagedPart(sum(block.count for block in head.blocks), head.parts)
-        if _uncommitted(head, txn, keys) and head.expires_ms > txn.now_ms
+        _part(head, txn.now_ms)
+        if _uncommitted(head, txn, keys) and (head.holder or head.expires_ms > txn.now_ms)
         else None
         for head in _heads(txn, keys, chunk_ids)
     ]
 
 
+def _part(head: Head, now_ms: int) -> StagedPart:
+    return StagedPart(
+        sum(block.count for block in head.blocks),
+        head.parts,
+        head.content,
+        head.holder,
+        head.hold,
+        bool(head.holder) and head.held_until_ms <= now_ms,
+    )
+
+
 def reserve(txn: Txn, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_ms: int) -> list[StagedPart | None]:
-    """`staged`, and keeps the chunks for one load for so long if all of them wait for a commit; those that another load
-    has do not."""
+    """`staged`; and if all of the chunks wait for a commit, and no other load holds one, they are kept for this one."""
     parts = staged(txn, tenant, chunk_ids)
+    if not all(part is not None and part.holder in ("", holder) for part in parts):
+        return parts
     keys = tenant_keys(tenant)
     heads = [head for head in _heads(txn, keys, chunk_ids) if head is not None]
-    others = {head.chunk_id for head in heads if head.held_until_ms > txn.now_ms and head.holder != holder}
-    found = [None if chunk_id in others else part for chunk_id, part in zip(chunk_ids, parts, strict=True)]
-    if all(part is not None for part in found):
-        for head in heads:
-            head.holder, head.held_until_ms = holder, txn.now_ms + hold_ms
+    for head in heads:
+        head.holder, head.held_until_ms, head.hold = holder, txn.now_ms + hold_ms, txn.version
+        txn.put(keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head))
+    return [_part(head, txn.now_ms) for head in heads]
+
+
+def release(txn: Txn, tenant: str, holds: Sequence[tuple[bytes, int]]) -> None:
+    """Gives back chunks whose holder will not commit them as it has reserved them; a later reservation stands."""
+    keys = tenant_keys(tenant)
+    for (_, hold), head in zip(holds, _heads(txn, keys, [chunk_id for chunk_id, _ in holds]), strict=True):
+        if head is not None and not head.version and head.hold == hold:
+            _unhold(head)
             txn.put(keys.head + head.chunk_id[:CHUNK_BYTES], encode_head(head))
-    return found
+
+
+def _unhold(head: Head) -> None:
+    head.holder, head.held_until_ms, head.hold = "", 0, 0
 
 
 def commit_load(
@@ -176,23 +204,23 @@ def commit_load(
 ) -> Committed:
     """Puts the blocks of chunks into their places, in the order given: a few small records for each."""
     keys = tenant_keys(tenant)
-    if committed_seq(txn, keys, name) >= seq:
+    if known_load(txn, keys, name).seq >= seq:
         return Committed(0, already=True)
     heads = _staged_heads(txn, keys, chunk_ids)
     work = Work.of(txn)
-    rows = _commit(work, keys, heads)
+    rows = _commit(work, keys, heads, txn.now_ms)
     note_load(work, tenant, name, seq, forget_ms)
     work.flush()
     return Committed(rows)
 
 
-def commit_chunks(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> None:
-    """Commits what is there of chunks whose load is noted elsewhere, in time or not. What is committed, or gone, is
-    left alone: doing it again changes nothing."""
+def commit_chunks(txn: Txn, tenant: str, chunk_ids: Sequence[bytes], at_ms: int) -> None:
+    """Commits what is there of chunks whose load is noted elsewhere, in time or not, as of the given time. What is
+    committed, or gone, is left alone: doing it again changes nothing."""
     keys = tenant_keys(tenant)
     heads = [head for head in _heads(txn, keys, chunk_ids) if _uncommitted(head, txn, keys)]
     work = Work.of(txn)
-    _commit(work, keys, heads)
+    _commit(work, keys, heads, at_ms)
     work.flush()
 
 
@@ -204,10 +232,11 @@ def note_load(work: Work, tenant: str, name: str, seq: int, forget_ms: int | Non
         work.expire(forget_at_ms, EXPIRE_LOAD, tenant, name.encode())
 
 
-def _commit(work: Work, keys: TenantKeys, heads: Sequence[Head]) -> int:
+def _commit(work: Work, keys: TenantKeys, heads: Sequence[Head], at_ms: int) -> int:
     txn, rows = work.txn, 0
     for head in heads:
-        head.version, head.at_ms = txn.version, txn.now_ms
+        head.version, head.at_ms = txn.version, at_ms
+        _unhold(head)
         count = sum(block.count for block in head.blocks)
         head.base = work.numbers(count)
         rows += count
@@ -221,22 +250,32 @@ def _commit(work: Work, keys: TenantKeys, heads: Sequence[Head]) -> int:
 
 
 def drop(txn: Txn, tenant: str, chunk_ids: Sequence[bytes]) -> int:
-    """Forgets chunks that no commit has named."""
+    """Forgets chunks that no commit has named, and none is about to."""
     work, keys = Work.of(txn), tenant_keys(tenant)
     dropped = 0
     for head in _heads(txn, keys, list(dict.fromkeys(chunk_ids))):
-        if head is not None and not head.version:
+        if head is not None and not head.version and not head.holder:
             _forget(work, keys, head)
             dropped += 1
     work.flush()
     return dropped
 
 
-def committed_seq(txn: ReadTxn, tenant: TenantKeys, name: str) -> int:
-    """How far the commits of a name have come; -1: there was none."""
+def known_load(txn: ReadTxn, tenant: TenantKeys, name: str) -> StoredLoad:
+    """How far the commits of a name have come."""
     stored = txn.get(tenant.load + name.encode())
-    load = None if stored is None else decode_load(stored)
-    return -1 if load is None or 0 < load.forget_ms <= txn.now_ms else load.seq
+    load = _NO_LOAD if stored is None else decode_load(stored)
+    return _NO_LOAD if 0 < load.forget_ms <= txn.now_ms else load
+
+
+def raise_fence(work: Work, tenant: str, name: str) -> None:
+    """Lets a commit that looked at its load before this know that it is to look again. A load that nobody knew is
+    forgotten after a day."""
+    keys, load = tenant_keys(tenant), known_load(work.txn, tenant_keys(tenant), name)
+    if load.seq < 0 and load.forget_ms == 0:
+        load = replace(load, forget_ms=work.now_ms + FENCE_KEEP_MS)
+        work.expire(load.forget_ms, EXPIRE_LOAD, tenant, name.encode())
+    work.others.append((keys.load + name.encode(), encode_load(replace(load, fence=work.txn.version))))
 
 
 def _wait(options: NewTask, now_ms: int) -> tuple[int, int]:
@@ -354,7 +393,7 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
         _forget(work, tenant, head)
     else:
         work.txn.put(tenant.head + chunk.name, encode_head(head))
-    still_in = [row for row in rows if row not in head.out] if head.out else rows
+    still_in = [row for row in rows if not head.is_out(row)] if head.out else rows
     leaving = _leave(queue, chunk, number, still_in)
     return Left(leaving, len(still_in) - len(leaving), len(rows))
 
@@ -367,7 +406,7 @@ def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:
         return
     chunk, head = found.chunk, found.chunk.head
     queue = work.queue(tenant, head.blocks[found.block].command)
-    head.out.append(found.row)
+    head.put_out(found.row)
     work.txn.put(queue.tenant.head + chunk.name, encode_head(head))
     for row in _leave(queue, chunk, found.block, [found.row], revives=False):
         queue.place(row.id, row.state)
@@ -392,10 +431,17 @@ def expire_block(work: Work, at_ms: int, tenant: str, name: bytes, limit: int) -
 
 
 def expire_chunk(work: Work, at_ms: int, tenant: str, chunk_id: bytes) -> None:
-    """Forgets a chunk that no commit has named in time."""
+    """Forgets a chunk that no commit has named in time; one that a load holds is kept for when that load's decision,
+    if there is one, can be done here."""
     keys = tenant_keys(tenant)
     [head] = _heads(work.txn, keys, [chunk_id])
-    if head is not None and not head.version and head.expires_ms == at_ms:
+    if head is None or head.version or head.expires_ms != at_ms:
+        return
+    if head.holder and head.held_until_ms + HELD_KEEP_MS > work.now_ms:
+        head.expires_ms = work.now_ms + HELD_STEP_MS
+        work.txn.put(keys.head + chunk_id[:CHUNK_BYTES], encode_head(head))
+        work.expire(head.expires_ms, EXPIRE_CHUNK, tenant, chunk_id)
+    else:
         _forget(work, keys, head)
 
 

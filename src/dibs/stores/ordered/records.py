@@ -163,6 +163,7 @@ class StoredDecision(Struct, frozen=True, array_like=True):
     decided_ms: int
     forget_s: float | None
     chunk_ids: list[bytes]
+    empty: bytes = b""
 
 
 class Detail(Struct, frozen=True, array_like=True, gc=False):
@@ -264,11 +265,27 @@ class Head(Struct, array_like=True, gc=False):
     at_ms: int = 0
     base: int = 0
     """The commit's number for its first row."""
-    out: list[int] = []
-    """Rows that left before it was their turn."""
+    out: bytes = b""
+    """Rows that left before it was their turn: a bit for each, up to the last of them."""
     holder: str = ""
-    """The load that is about to commit it over several shards, until then."""
+    """The load that is about to commit it over several shards, or has decided to: until it is known not to have, nobody
+    else touches the chunk."""
     held_until_ms: int = 0
+    """After that, others may ask whether the holder has decided."""
+    hold: int = 0
+    """The version that reserved it."""
+    content: bytes = b""
+    """The same in all parts of one staging."""
+
+    def is_out(self, row: int) -> bool:
+        """True if a row left before it was its turn."""
+        return row >> 3 < len(self.out) and bool(self.out[row >> 3] >> (row & 7) & 1)
+
+    def put_out(self, row: int) -> None:
+        """Notes that a row leaves before it is its turn."""
+        bits = bytearray(self.out.ljust((row >> 3) + 1, b"\0"))
+        bits[row >> 3] |= 1 << (row & 7)
+        self.out = bytes(bits)
 
     def done(self) -> bool:
         """True once every row has left."""
@@ -295,6 +312,8 @@ class StoredLoad(Struct, frozen=True, array_like=True, gc=False):
 
     seq: int
     forget_ms: int
+    fence: int = 0
+    """See `LoadState`."""
 
 
 #: What a decoder raises for bytes that it cannot read; the engine turns it into `StoreCorrupt`, once.

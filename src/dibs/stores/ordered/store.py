@@ -248,8 +248,10 @@ class OrderedStore(LocalStore):
         ids: Sequence[bytes] | None = None,
         parts: Sequence[int] = (),
         keep_s: float = CHUNK_KEEP_S,
-    ) -> Staged:
-        chunk = loads.prepare_chunk(tenant, chunk_id, rows, ids, parts, self._engine.clock.now_ms())
+        content: bytes = b"",
+    ) -> Staged | None:
+        chunk = loads.prepare_chunk(tenant, chunk_id, rows, ids, self._engine.clock.now_ms())
+        chunk.head.parts, chunk.head.content = [*parts], content
         keep_ms = round(keep_s * 1000)
         return await self._lane().transact(lambda txn: loads.stage(txn, tenant, chunk, keep_ms))
 
@@ -265,17 +267,23 @@ class OrderedStore(LocalStore):
         hold_ms = round(hold_s * 1000)
         return await self._lane().transact(lambda txn: loads.reserve(txn, tenant, chunk_ids, holder, hold_ms))
 
+    async def _release(self, tenant: str, holds: Sequence[tuple[bytes, int]]) -> None:
+        await self._lane().transact(lambda txn: loads.release(txn, tenant, holds))
+
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed:
         forget_ms = None if forget_s is None else round(forget_s * 1000)
         return await self._lane().transact(lambda txn: loads.commit_load(txn, tenant, name, seq, chunk_ids, forget_ms))
 
-    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
-        await self._lane().transact(lambda txn: loads.commit_chunks(txn, tenant, chunk_ids))
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes], at_ms: int) -> None:
+        await self._lane().transact(lambda txn: loads.commit_chunks(txn, tenant, chunk_ids, at_ms))
 
-    async def _decide(self, decision: Decision) -> bool:
-        return await self._lane().transact(lambda txn: decisions.decide(txn, decision))
+    async def _decide(self, decision: Decision, seen: LoadState) -> Decision | None:
+        return await self._lane().transact(lambda txn: decisions.decide(txn, decision, seen))
+
+    async def _fence(self, tenant: str, name: str) -> Decision | None:
+        return await self._lane().transact(lambda txn: decisions.fence(txn, tenant, name))
 
     async def _load_state(self, tenant: str, name: str) -> LoadState:
         return self._read(lambda txn: decisions.load_state(txn, tenant, name))

@@ -248,7 +248,7 @@ def _of_block(chunk: Chunk, number: int, key: bytes, first: int) -> Iterator[See
     block = chunk.head.blocks[number]
     start = max(first, block.taken)
     for turn, row in enumerate(chunk.turns(number, start, block.count), start=start):
-        if row not in chunk.head.out:
+        if not chunk.head.is_out(row):
             yield Seen(chunk.id(row), chunk.state(number, row), key, turn)
 
 

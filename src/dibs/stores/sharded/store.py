@@ -425,7 +425,8 @@ class ShardedStore(LocalStore):
         ids: Sequence[bytes] | None = None,  # noqa: ARG002 shards of shards there are none
         parts: Sequence[int] = (),  # noqa: ARG002
         keep_s: float = CHUNK_KEEP_S,
-    ) -> Staged:
+        content: bytes = b"",  # noqa: ARG002
+    ) -> Staged | None:
         self._check_open()
         return await loads.stage(self._shards, tenant, chunk_id, rows, keep_s)
 
@@ -436,6 +437,15 @@ class ShardedStore(LocalStore):
         return await self._shards.split(
             chunk_ids, self._shards.of_id, lambda store, some: store._reserve(tenant, some, holder, hold_s)
         )
+
+    async def _release(self, tenant: str, holds: Sequence[tuple[bytes, int]]) -> None:
+        self._check_open()
+
+        async def release(store: LocalStore, some: Sequence[tuple[bytes, int]]) -> Sequence[None]:
+            await store._release(tenant, some)
+            return [None] * len(some)
+
+        await self._shards.split(holds, lambda hold: self._shards.of_id(hold[0]), release)
 
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
@@ -455,17 +465,20 @@ class ShardedStore(LocalStore):
         self._check_open()
         return await self._shards.split(chunk_ids, self._shards.of_id, lambda store, some: store._staged(tenant, some))
 
-    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes], at_ms: int) -> None:
         self._check_open()
 
         async def commit(store: LocalStore, some: Sequence[bytes]) -> Sequence[None]:
-            await store._commit_chunks(tenant, some)
+            await store._commit_chunks(tenant, some, at_ms)
             return [None] * len(some)
 
         await self._shards.split(chunk_ids, self._shards.of_id, commit)
 
-    async def _decide(self, decision: Decision) -> bool:
-        return await self._home(decision.tenant, decision.name).ask(lambda store: store._decide(decision))
+    async def _decide(self, decision: Decision, seen: LoadState) -> Decision | None:
+        return await self._home(decision.tenant, decision.name).ask(lambda store: store._decide(decision, seen))
+
+    async def _fence(self, tenant: str, name: str) -> Decision | None:
+        return await self._home(tenant, name).ask(lambda store: store._fence(tenant, name))
 
     async def _load_state(self, tenant: str, name: str) -> LoadState:
         return await self._home(tenant, name).ask(lambda store: store._load_state(tenant, name))
