@@ -197,6 +197,14 @@ class Rejected(Struct, frozen=True, gc=False, tag=True):
 # ------------------------------------------------------------------------------------------------------------ loads
 
 
+class Look(Struct, frozen=True, gc=False):
+    """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due. `capped`: the
+    tenant, or one of the queues, has a cap."""
+
+    ready_in_s: float | None
+    capped: bool
+
+
 class InFlight(Struct, frozen=True, gc=False):
     """How many tasks are in progress in one store, of those that share a cap, and how many may be in all."""
 

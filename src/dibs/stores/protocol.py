@@ -47,6 +47,7 @@ from dibs.task import (
     Lease,
     LeaseLost,
     LoadState,
+    Look,
     NewTask,
     Page,
     Place,
@@ -416,8 +417,12 @@ class Store(abc.ABC):
         meanwhile is left alone."""
 
     @abc.abstractmethod
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> float | None:
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
+
+    @abc.abstractmethod
+    async def _look(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere) -> Look:
+        """`_ready_in_s`, with what is in progress in other shards, and whether caps make that matter."""
 
     @abc.abstractmethod
     async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:

@@ -112,27 +112,33 @@ def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:
     return leases
 
 
-def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> int | None:
+def ready_in_ms(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> int | None:
     """In how many milliseconds a claim may find something; None: nothing is known to become due."""
+    return look(txn, tenant, commands, NOTHING)[0]
+
+
+def look(txn: ReadTxn, tenant: str, commands: Sequence[str], elsewhere: Elsewhere) -> tuple[int | None, bool]:
+    """`ready_in_ms`, and whether the tenant or any of these queues has a cap."""
     soonest: int | None = None
     whole = Caps.of(txn, queue_keys(tenant, ALL_COMMANDS), tenant_keys(tenant).totals)
-    whole_reached = whole.reached(elsewhere.get((tenant, ALL_COMMANDS), 0))
+    queues = [queue_keys(tenant, command) for command in commands]
+    each = [Caps.of(txn, queue, queue.counters) for queue in queues]
+    capped = whole.cap is not None or any(caps.cap is not None for caps in each)
     if whole.paused:
-        return None
-    for command in commands:
-        queue = queue_keys(tenant, command)
-        caps = Caps.of(txn, queue, queue.counters)
+        return None, capped
+    whole_reached = whole.reached(elsewhere.get((tenant, ALL_COMMANDS), 0))
+    for queue, caps in zip(queues, each, strict=True):
         if caps.paused:
             continue
         # At its cap only a lease that ends makes room: one that runs out is among what is due.
-        reached = whole_reached or caps.reached(elsewhere.get((tenant, command), 0))
+        reached = whole_reached or caps.reached(elsewhere.get((tenant, queue.command), 0))
         if not reached and txn.scan_keys(queue.ready, queue.ready_end, 1):
-            return 0
+            return 0, capped
         due = txn.get(queue.due)
         if due is not None:
             wait_ms = max(0, from8(due) - txn.now_ms)
             soonest = wait_ms if soonest is None else min(soonest, wait_ms)
-    return soonest
+    return soonest, capped
 
 
 def in_flight(txn: ReadTxn, tenants: Sequence[str], commands: Sequence[str]) -> dict[tuple[str, str], InFlight]:

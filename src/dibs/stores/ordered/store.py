@@ -17,7 +17,7 @@ from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered import admin, decisions, fair, loads, views
-from dibs.stores.ordered.claim import ClaimCall, any_due, claim, claimed, in_flight, new_randoms, ready_in_ms
+from dibs.stores.ordered.claim import ClaimCall, any_due, claim, claimed, in_flight, look, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
 from dibs.stores.ordered.engine import Engine, Lane, ReadTxn
 from dibs.stores.ordered.enqueue import enqueue, prepare
@@ -49,6 +49,7 @@ from dibs.task import (
     Lease,
     LeaseLost,
     LoadState,
+    Look,
     NewTask,
     Page,
     QueueConfig,
@@ -168,12 +169,18 @@ class OrderedStore(LocalStore):
             undone.add_done_callback(lambda future: future.cancelled() or future.exception())
             undone.add_done_callback(self._giving_back.discard)
 
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere = NOTHING) -> float | None:
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         if tenant == ALL_TENANTS:
             in_ms = self._read(lambda txn: fair_ready_in_ms(txn, commands, self._turn))
         else:
-            in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands, elsewhere))
+            in_ms = self._read(lambda txn: ready_in_ms(txn, tenant, commands))
         return None if in_ms is None else in_ms / 1000
+
+    async def _look(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere) -> Look:
+        if tenant == ALL_TENANTS:
+            return Look(await self._ready_in_s(tenant, commands), capped=False)
+        in_ms, capped = self._read(lambda txn: look(txn, tenant, commands, elsewhere))
+        return Look(None if in_ms is None else in_ms / 1000, capped)
 
     async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
         return self._read(lambda txn: in_flight(txn, tenants, commands))

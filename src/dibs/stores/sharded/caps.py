@@ -15,6 +15,10 @@ from dibs.stores.sharded.shards import Shards
 from dibs.task import ALL_COMMANDS, Elsewhere, InFlight, Lease
 
 
+class HasCaps(Exception):
+    """A shard that was asked without saying what is in progress elsewhere has caps."""
+
+
 class InProgress:
     """What was in progress in each shard, under the caps of some queues, when it was counted. A shard that is down does
     not count."""
@@ -70,12 +74,7 @@ class InProgress:
 
 async def counted(shards: Shards, tenants: Sequence[str], commands: Sequence[str]) -> InProgress:
     """Counts what is in progress under the caps of these tenants and queues."""
-    return InProgress(await shards.some(lambda store: store._in_flight(tenants, commands)))
-
-
-async def capped(shards: Shards, tenant: str, commands: Sequence[str], start: int | None) -> bool:
-    """Whether there are any caps that have to be kept together: asks one shard, since all have the same."""
-    return len(shards) > 1 and bool(await shards.first(lambda store: store._in_flight([tenant], commands), start))
+    return InProgress(await shards.looked(lambda store: store._in_flight(tenants, commands)))
 
 
 async def note_due(shards: Shards, tenant: str, commands: Sequence[str]) -> None:
@@ -86,7 +85,7 @@ async def note_due(shards: Shards, tenant: str, commands: Sequence[str]) -> None
             for command in commands:
                 await store._claim(tenant, [command], 0, None, "", None)
 
-    await shards.some(note)
+    await shards.looked(note)
 
 
 def _under(name: tuple[str, str], leases: Sequence[Lease]) -> list[Lease]:

@@ -75,6 +75,20 @@ class Shards:
             raise down[0]
         return [None if isinstance(answer, BaseException) else answer for answer in answers]
 
+    async def looked(self, question: Callable[[LocalStore], Awaitable[T]]) -> list[T | None]:
+        """`some`, one after the other: cheaper for looks, which wait for nothing."""
+        answers: list[T | None] = []
+        down: list[StoreError] = []
+        for shard in self.all:
+            try:
+                answers.append(await shard.ask(question))
+            except PASSED_OVER as error:
+                answers.append(None)
+                down.append(error)
+        if len(down) == len(answers):
+            raise down[0]
+        return answers
+
     async def first(self, question: Callable[[LocalStore], Awaitable[T]], start: int | None = None) -> T:
         """Asks one shard after the other, until one answers."""
         down: StoreError | None = None

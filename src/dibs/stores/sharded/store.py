@@ -53,6 +53,7 @@ from dibs.task import (
     Lease,
     LeaseLost,
     LoadState,
+    Look,
     NewTask,
     Page,
     QueueConfig,
@@ -159,13 +160,17 @@ class ShardedStore(LocalStore):
 
         async def take(store: LocalStore, left: int, elsewhere: Elsewhere) -> list[Lease]:
             # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
-            if await store._ready_in_s(tenant, commands, elsewhere) != 0:
+            seen = await store._look(tenant, commands, elsewhere)
+            if seen.capped and elsewhere is NOTHING and len(self._shards) > 1:
+                raise caps.HasCaps
+            if seen.ready_in_s != 0:
                 return []
             return await store._claim(tenant, commands, left, lease_s, worker, claim_id, elsewhere)
 
-        if await caps.capped(self._shards, tenant, commands, start):
+        try:
+            return await self._take(take, tenant, commands, limit, start)
+        except caps.HasCaps:
             return await self._take_within_caps(take, tenant, commands, limit, start)
-        return await self._take(take, tenant, commands, limit, start)
 
     async def _take(
         self,
@@ -257,35 +262,44 @@ class ShardedStore(LocalStore):
         undone.add_done_callback(self._giving_back.discard)
         return undone
 
-    async def _ready_in_s(
+    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
+        """One after the other, up to the first that has something: a look is cheap, and the claim that follows begins
+        there."""
+        return (await self._look(tenant, commands, NOTHING)).ready_in_s
+
+    async def _look(
         self,
         tenant: str,
         commands: Sequence[str],
-        elsewhere: Elsewhere = NOTHING,  # noqa: ARG002 shards of shards there are none
-    ) -> float | None:
-        """One after the other, up to the first that has something: a look is cheap, and the claim that follows begins
-        there."""
+        elsewhere: Elsewhere,  # noqa: ARG002 shards of shards there are none
+    ) -> Look:
         self._check_open()
+        in_progress: caps.InProgress | None = None
+
+        async def look(store: LocalStore, number: int) -> Look:
+            nonlocal in_progress
+            seen = await store._look(tenant, commands, NOTHING)
+            if not seen.capped or len(self._shards) == 1:
+                return seen
+            in_progress = in_progress or await caps.counted(self._shards, [tenant], commands)
+            return await store._look(tenant, commands, in_progress.elsewhere(number, tenant, commands))
+
         soonest: float | None = None
         down: list[StoreError] = []
-        in_progress: caps.InProgress | None = None
-        if tenant != ALL_TENANTS and await caps.capped(self._shards, tenant, commands, None):
-            in_progress = await caps.counted(self._shards, [tenant], commands)
         for shard in self._shards.from_on():
-            others = NOTHING if in_progress is None else in_progress.elsewhere(shard.number, tenant, commands)
             try:
-                in_s = await shard.ask(lambda store: store._ready_in_s(tenant, commands, others))  # noqa: B023 asked at once
+                seen = await shard.ask(lambda store: look(store, shard.number))  # noqa: B023 asked at once
             except PASSED_OVER as error:
                 down.append(error)
                 continue
-            if in_s == 0:
+            if seen.ready_in_s == 0:
                 self._ready_at = shard.number
-                return 0
-            if in_s is not None:
-                soonest = in_s if soonest is None else min(soonest, in_s)
+                return seen
+            if seen.ready_in_s is not None:
+                soonest = seen.ready_in_s if soonest is None else min(soonest, seen.ready_in_s)
         if len(down) == len(self._shards):
             raise down[0]
-        return soonest
+        return Look(soonest, in_progress is not None)
 
     async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
         self._check_open()

@@ -54,7 +54,7 @@ class Walk:
 
     async def next(self, limit: int) -> list[Candidate]:
         """Returns some of the next tenants, in order."""
-        pages = await self._shards.some(
+        pages = await self._shards.looked(
             lambda store: store._ready_tenants(self._commands, self._at, limit, itself=self._itself)
         )
         page, where = merged(pages)
@@ -181,7 +181,7 @@ class Taking:
             if await store._any_due(ALL_TENANTS, self.call.commands):
                 await store._claim_turns([], self.call.commands, None, "", None, {}, further=False)
 
-        await self._shards.some(note)
+        await self._shards.looked(note)
 
     async def with_room(self, some: Sequence[Candidate]) -> list[Candidate]:
         """Those whose caps leave anything, with what they have in progress."""
