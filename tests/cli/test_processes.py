@@ -83,6 +83,22 @@ def test_killed_while_enqueueing(empty: Path) -> None:
     assert dibs("doctor", cwd=empty).returncode == 0
 
 
+@pytest.mark.parametrize("url", ["./q", "shards:./q?n=3"])
+def test_two_load_one_file(empty: Path, url: str) -> None:
+    """Two commands that load the same file at once, and a third that is killed: one of them loads it, the others say
+    that it is loaded, and every row is there once."""
+    (empty / "rows.jsonl").write_text("".join(f'{{"id": {n}}}\n' for n in range(5_000)))
+    args = ("--url", url, "enqueue", "a", "--from", "rows.jsonl", "--key-field", "id", "--json")
+    processes = [started(*args, cwd=empty) for _ in range(3)]
+    processes[0].kill()
+    processes[0].communicate()
+    told = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in processes[1:]]
+    assert sorted(one["enqueued"] for one in told) == [0, 5_000]
+    assert sorted(one["already"] for one in told) == [False, True]
+    [stats] = json.loads(dibs("--url", url, "stats", "--json", cwd=empty).stdout)["tenants"]
+    assert stats["ready"] == 5_000
+
+
 def test_follow(filled: Filled) -> None:
     """Following the journal shows what another process does, as it happens."""
     newest = dibs("export", cwd=filled.directory).stderr.split()[-1]

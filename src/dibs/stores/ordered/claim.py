@@ -194,14 +194,14 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
     while (wanted := queue.room(len(tokens) - len(leases), call.elsewhere)) > 0:
         # Where many are late or over their limit, they are read by the hundred, however few are wanted.
         many, before = wanted if aside < ASIDE_FEW else max(wanted, ASIDE_STEP), aside
-        # Of blocks just the first is looked at: a claim of many does not read the names of as many others.
-        entries = txn.scan_keys(keys.ready, keys.ready_end, 1) if many > FEW else []
+        # Of blocks just the first is taken from: a claim of many does not read the names of as many others.
+        entries = txn.scan_keys(keys.ready, keys.ready_end, 2) if many > FEW else []
         if not entries or not is_block(entries[0]):
             entries = txn.scan_keys(keys.ready, keys.ready_end, many)
         all_seen = len(entries) < many
         if any(map(is_block, entries)):
             if is_block(entries[0]):
-                aside += _take_rows(queue, call, tokens[: len(leases) + wanted], leases, entries[0], many)
+                aside += _take_rows(queue, call, tokens[: len(leases) + wanted], leases, entries[:2], many)
                 if aside >= ASIDE_PER_CLAIM:
                     return True
                 work.flush()
@@ -245,13 +245,14 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
 
 
 def _take_rows(
-    queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], block: bytes, many: int
+    queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Lease], entries: list[bytes], many: int
 ) -> int:
-    """Leases rows straight from the block at the head of a queue; returns how many it met that have ended, or were
-    parked, instead."""
+    """Leases rows straight from the block at the head of a queue, up to the entry that follows; returns how many it met
+    that have ended, or were parked, instead."""
     queue_lease_ms = round((queue.config.lease_s or LEASE_DEFAULT_S) * 1000)
     limited, wanted = queue.key_limit is not None, len(tokens) - len(leases)
-    left = leave_block(queue, block, many if limited else wanted)
+    before = entries[1] if len(entries) > 1 else None
+    left = leave_block(queue, entries[0], many if limited else wanted, before=before)
     rows, aside = left.rows, left.seen - len(left.rows)
     if limited:
         rows = _within_limits(queue, rows, wanted)

@@ -52,6 +52,7 @@ ADDRESS_SLACK_BYTES = 64 << 30
 READERS_MAX = 1_022
 GROUP_MAX_S = 0.01
 FORK_WAIT_S = 5.0
+META_PAGES = 2
 #: With so many free pages in the file, new tasks do not need room on the disk.
 FREE_PAGES_MIN = 4096
 
@@ -441,11 +442,21 @@ def _open_environment(directory: Path, max_bytes: int, durability: str) -> lmdb.
 
 
 def _check_length(environment: lmdb.Environment, directory: Path) -> None:
-    """A file that was cut off would end the process at the first touch of what is missing."""
-    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    found = (directory / "data.mdb").stat().st_size
-    if found < needed and environment.info()["last_txnid"]:
-        raise StoreCorrupt(f"{directory}/data.mdb has {found} bytes and needs {needed}: restore a backup")
+    """A file that was cut off would end the process at the first touch of what is missing. Pages at its end that were
+    taken and given back in one transaction are counted though they were never written: a file may be shorter by so many
+    as are free. If one of them was not, it is noticed when it is read."""
+    pages, info = environment.stat(), environment.info()
+    live = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
+    needed = (META_PAGES + live) * pages["psize"]
+    with (directory / "data.mdb").open("rb+") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found < needed and info["last_txnid"]:
+            raise StoreCorrupt(f"{directory}/data.mdb has {found} bytes and needs {needed}: restore a backup")
+        missing = (info["last_pgno"] + 1) * pages["psize"] - found
+        if missing > 0 and info["last_txnid"]:
+            # Never shortens it, should it have grown meanwhile. A disk that is full is no reason not to open it.
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), found, missing)
 
 
 def _check_meta(environment: lmdb.Environment, directory: Path, durability: str) -> bytes:

@@ -8,6 +8,7 @@ changes one. Who has a deduplication key is decided then, too.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -34,6 +35,7 @@ from dibs.stores.ordered.keys import (
     TenantKeys,
     block_name,
     parse_block_name,
+    ready_ranks,
     tenant_keys,
 )
 from dibs.stores.ordered.new import in_ms
@@ -305,7 +307,10 @@ def _blocks(
         said = [options[kind] for kind in dict.fromkeys(kinds[row] for row in some)]
         size = sum(len(payloads[row]) for row in some)
         own_tails = b"".join([tails[row * TAIL_BYTES : (row + 1) * TAIL_BYTES] for row in some])
-        blocks.append(_block(said, waits[kinds[some[0]]], some[0], len(some), size, own_tails))
+        block = _block(said, waits[kinds[some[0]]], some[0], len(some), size, own_tails)
+        if block.wait == FROM_EPOCH and some == sorted(some):
+            block.last_due = dues[some[-1]]
+        blocks.append(block)
     return blocks, list(members.values()), dues
 
 
@@ -354,6 +359,8 @@ def _put_block(work: Work, tenant: TenantKeys, head: Head, number: int, block: B
     block.config = queue.own_config()
     if block.priority is None:
         block.priority = queue.config.priority or 0
+    if block.wait == FROM_EPOCH and 0 < block.last_due <= head.at_ms:
+        block.wait, block.due = NO_WAIT, 0
     at_ms = 0 if block.wait == NO_WAIT else due_ms(head, block, block.due)
     queue.put_block(block_entry(tenant, head, number), block.count, block.size, at_ms)
     work.txn.journal.rows(queue.keys, RunRows(head.chunk_id, block.count, block.tails))
@@ -370,9 +377,12 @@ def _forget(work: Work, tenant: TenantKeys, head: Head) -> None:
 # ------------------------------------------------------------------------------------------------------ leaving a block
 
 
-def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None = None) -> Left:
-    """Takes the next rows out of the block that an entry is about: at most `limit`, and of a delayed one those that are
-    due by `until_ms`. What a flush would write has to be written."""
+def leave_block(
+    queue: QueueWork, entry: bytes, limit: int, *, until_ms: int | None = None, before: bytes | None = None
+) -> Left:
+    """Takes the next rows out of the block that an entry is about: at most `limit`; of a delayed one those that are due
+    by `until_ms`; of a ready one those whose turn comes before that of another entry. What a flush would write has to
+    be written."""
     work, tenant = queue.work, queue.tenant
     found = block_of(work.txn, tenant, entry)
     work.deletes.append(entry)
@@ -381,6 +391,9 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
     chunk, number = found
     head, block = chunk.head, chunk.head.blocks[number]
     rows = chunk.turns(number, block.taken, block.taken + limit)
+    # Rows of another block of this chunk may stand between these: some name the priority that the queue gives.
+    if before is not None and not _ready_entry(queue, head, block, rows[-1]) < before:
+        rows = rows[: bisect_left(rows, before, key=lambda row: _ready_entry(queue, head, block, row))]
     if until_ms is not None:
         dues = chunk.rows.stored.dues
         rows = [row for row in rows if due_ms(head, block, dues[row]) <= until_ms]
@@ -396,6 +409,11 @@ def leave_block(queue: QueueWork, entry: bytes, limit: int, until_ms: int | None
     still_in = [row for row in rows if not head.is_out(row)] if head.out else rows
     leaving = _leave(queue, chunk, number, still_in)
     return Left(leaving, len(still_in) - len(leaving), len(rows))
+
+
+def _ready_entry(queue: QueueWork, head: Head, block: Block, row: int) -> bytes:
+    """Where a row would stand by itself among the ready tasks."""
+    return queue.keys.ready + ready_ranks(block.priority or 0, head.version, (head.base + row,))[0]
 
 
 def leave_alone(work: Work, tenant: str, task_id: bytes) -> None:

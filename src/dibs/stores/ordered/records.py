@@ -245,6 +245,9 @@ class Block(Struct, array_like=True, gc=False):
     """The queue's as of the commit: rows are what they would be had they been enqueued then."""
     taken: int = 0
     """So many rows have left."""
+    last_due: int = 0
+    """When the last row is due, if rows fall due in the order of the chunk and not from the commit: if that has passed
+    at the commit, none of them waits."""
 
 
 NO_WAIT, FROM_COMMIT, FROM_EPOCH = range(3)

@@ -148,7 +148,7 @@ def _promote_block(queue: QueueWork, key: bytes, budget: int, tally: Tally) -> i
     """Promotes the due rows of a block; returns how many it looked at."""
     # Who has a key is read: what was done before must be there.
     queue.work.flush()
-    left = leave_block(queue, key, budget, queue.work.now_ms)
+    left = leave_block(queue, key, budget, until_ms=queue.work.now_ms)
     for row in left.rows:
         queue.limit(row.state, row.body)
         queue.to_ready(row.id, row.state)

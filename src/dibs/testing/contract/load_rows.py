@@ -31,7 +31,7 @@ from dibs.task import (
     Status,
     Task,
 )
-from dibs.testing.contract.order import assert_order, line_up
+from dibs.testing.contract.order import SLOT, assert_order, line_up
 from dibs.testing.contract.steps import (
     COMMAND,
     LONG_S,
@@ -252,6 +252,28 @@ class TestLoadRows:
         expected_b = [i for _, i in sorted(rows_b, key=lambda pair: -pair[0])]
         assert_order(store.order, expected_a, await drain(store, "a", limit=limit))
         assert_order(store.order, expected_b, await drain(store, "b", limit=limit))
+
+    @pytest.mark.parametrize("limit", [1, 3, 7, 1_000])
+    async def test_a_priority_that_some_rows_name(self, store: Store, limit: int) -> None:
+        """Rows that name the priority which the others get from their queue stand among those, in the load's order."""
+        await store.configure(TENANT, COMMAND, QueueConfig(priority=4))
+        rows = [NewTask(command=COMMAND, priority=4 if n % 3 else None) for n in range(30)]
+        ids = await load(store, rows, rows)
+        assert_order(store.order, ids, await drain(store, limit=limit))
+
+    async def test_a_time_that_has_come_by_the_commit(self, store: Store, clock: ManualClock) -> None:
+        """Rows for a time that passes before the commit do not wait, and stand where the commit puts them."""
+        at_ms = clock.now_ms() + 10_000
+        rows = [NewTask(command=COMMAND, run_at_ms=at_ms + n if n % 2 else None) for n in range(12)]
+        chunk = await stage(store, rows, in_slot(SLOT))
+        await pass_time(store, clock, 60)
+        before = await line_up(store, 2)
+        assert await commit(store, chunk) == len(rows)
+        after = await line_up(store, 2)
+        counted = await assert_counts(store)
+        assert (counted.ready, counted.delayed) == (len(rows) + 4, 0)
+        assert {task.due_ms for task in await list_all(store)} == {clock.now_ms()}
+        assert_order(store.order, [*before, *row_ids(TENANT, chunk, rows), *after], await drain(store, limit=5))
 
     async def test_a_late_higher_priority_overtakes(self, store: Store) -> None:
         """A plain task of a higher priority comes between the rows of a block that is half taken."""
