@@ -207,19 +207,23 @@ class KeyLimiter:
     def _bring_home(self, limit: bytes) -> None:
         rule, use, queue = self._rule, self._use(limit), self._queue
         prefix = queue.keys.parked + limit
-        timer_ms = 0
-        room = self._room(rule, use) if use.parked else 0
-        home = queue.work.txn.scan_keys(prefix, prefix + b"\xff", room) if room else []
-        for entry in home:
-            task_id = id_of(entry)
-            state = decode_state(queue.work.txn.get(queue.tenant.state + task_id) or b"")
-            if rule is not None and not self._fits(rule, use, state):
-                timer_ms = self._room_at_ms(rule, use, state)
+        timer_ms, start, seen = 0, prefix, 0
+        while seen < HOME_PER_STEP and use.parked and (room := self._room(rule, use)):
+            home = queue.work.txn.scan_keys(start, prefix + b"\xff", room)
+            for entry in home:
+                task_id = id_of(entry)
+                state = decode_state(queue.work.txn.get(queue.tenant.state + task_id) or b"")
+                if rule is not None and not self._fits(rule, use, state):
+                    self._set_timer(limit, use, self._room_at_ms(rule, use, state))
+                    return
+                queue.unpark(task_id, state, held=rule is not None)
+                queue.event(_PROMOTED, task_id, state.attempts, detail=_DETAIL)
+            if not home:
                 break
-            queue.unpark(task_id, state, held=rule is not None)
-            queue.event(_PROMOTED, task_id, state.attempts, detail=_DETAIL)
+            # One of a higher priority goes home whatever stands there of lower ones: there may be more of them.
+            start, seen = home[-1] + b"\0", seen + len(home)
         else:
-            if use.parked and home:
+            if use.parked and seen:
                 # There may be more room: another step, as soon as somebody claims or sweeps.
                 timer_ms = queue.work.now_ms
         self._set_timer(limit, use, timer_ms)

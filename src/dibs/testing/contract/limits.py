@@ -19,6 +19,7 @@ from dibs.task import (
     Filter,
     Heartbeat,
     KeyLimit,
+    NewTask,
     Place,
     QueueConfig,
     QueueLimits,
@@ -297,6 +298,15 @@ class TestKeysInFlight:
             order.append(leases[0].id)
             await complete(store, leases[0])
         assert order == [*high, middle, *low]
+
+    async def test_several_high_priorities_go_before_a_low_one(self, store: Store, clock: ManualClock) -> None:
+        """Those that came last and matter most are claimed first, all of them, also under a clock that is set back."""
+        await limit_keys(store, in_flight=2)
+        await put(store, limit_key="k", priority=0)
+        tasks = [NewTask(command=COMMAND, limit_key="k", priority=priority) for priority in (0, 0, 9, 1, 0)]
+        await store.enqueue(TENANT, tasks)
+        clock.advance(-3)
+        assert [lease.priority for lease in await store.claim(TENANT, [COMMAND], limit=3)] == [9, 1]
 
     async def test_cancelling_makes_room(self, store: Store) -> None:
         """A cancelled task, waiting in the queue, parked or in progress, leaves its place to the next."""
