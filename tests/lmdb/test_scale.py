@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from dibs.clock import ManualClock
@@ -16,6 +18,7 @@ from dibs.stores.ordered import engine
 from dibs.stores.ordered.claim import FEW, ready_in_ms
 from dibs.stores.ordered.engine import ReadTxn
 from dibs.stores.ordered.keys import end_of, tenant_keys
+from dibs.stores.ordered.lmdb_txn import LmdbReadTxn
 from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.ordered.sweep import TRIM_ENTRIES_MAX, anything_due, sweep
 from dibs.task import Enqueued, NewTask
@@ -226,3 +229,21 @@ async def test_rows_that_left_leave_nothing_of_their_chunk(directory: Path, cloc
         while (await store.sweep()).more:
             pass
         assert records() == 0
+
+
+def test_nothing_past_the_end_of_a_scan_is_read(tmp_path: Path) -> None:
+    """What lies behind the records that are asked for may be large: the rows of a load come after the journal, which
+    every wake-up reads."""
+    with lmdb.open(str(tmp_path), map_size=1 << 28) as environment:
+        with environment.begin(write=True) as txn:
+            txn.put(b"Ja", b"small")
+            for number in range(20):
+                txn.put(b"K%02d" % number, bytes(1 << 20))
+        with environment.begin() as txn:
+            reading = LmdbReadTxn(txn, 0, {})
+            tracemalloc.start()
+            found = reading.scan(b"J", b"K", 64)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    assert found == [(b"Ja", b"small")]
+    assert peak_bytes < 1 << 20

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
@@ -61,12 +60,9 @@ class LmdbReadTxn:
     def scan(self, start: bytes, stop: bytes, limit: int, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
         if reverse:
             return self._scan_back(start, stop, limit)
-        found: list[tuple[bytes, bytes]] = []
-        if self._cursor.set_range(start):
-            _read_on(found, self._cursor.iternext(), limit, lambda item: item[0] >= stop)
-        if found and found[-1][0] >= stop:
-            del found[bisect_left(found, stop, key=itemgetter(0)) :]
-        return found
+        # Keys alone tell how many there are: what lies past the end may be large, and is not read.
+        count = len(self.scan_keys(start, stop, limit))
+        return list(islice(self._cursor.iternext(), count)) if count and self._cursor.set_range(start) else []
 
     def scan_keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
         found: list[bytes] = []
