@@ -163,6 +163,11 @@ class TestFormats:
             ("rows.csv", b'a,b\n"x\ny",2\n3,\xff\n', "rows.csv, line 4: it is not UTF-8 text"),
             ("rows.csv", b'a,b\n1,2\n"3,4\n', "rows.csv, line 3: not CSV"),
             ("rows.csv", b'a,"b\n1,2\n3,4"\n5,6\n', "has a quote that ends in line 3"),
+            (
+                "rows.csv",
+                b'a,b\n1,2\n"3,\xff\n4,5"\n',
+                "rows.csv, lines 3 to 4: the header has 2 fields, and this row 1",
+            ),
         ],
     )
     def test_what_cannot_be_read(self, shell: Shell, name: str, content: bytes, says: str) -> None:
@@ -317,6 +322,7 @@ class TestOptions:
             ({"sku": 1, "p": 1.5}, "p is 1.5: use a whole number"),
             ({"sku": 1, "p": True}, "p is True: use a whole number"),
             ({"sku": 1, "d": -0.5}, "d is -0.5"),
+            ({"sku": 1, "d": "9000d"}, "d is '9000d': use at most 366d"),
             ({"sku": None}, "no text or whole number under 'sku'"),
             ({"sku": ""}, "use non-empty text"),
             ({"sku": 1, "d": 5, "at": "2027-01-31T09:30:00Z"}, "use one of them"),

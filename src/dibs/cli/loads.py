@@ -25,14 +25,14 @@ from dibs.checks import Limits
 from dibs.cli import shapes
 from dibs.cli.context import Session
 from dibs.cli.errors import Exit
-from dibs.cli.output import count_text, echo_json, note, plural, rows_progress
+from dibs.cli.output import count_text, echo_json, exact_duration_text, note, plural, rows_progress
 from dibs.cli.rows import Bad, Block, Reader, Row, Source
 from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
 from dibs.stores.batches import batches
 from dibs.stores.loading import Ask, Load
 from dibs.stores.protocol import Store
-from dibs.task import BATCH_MAX, Committed, NewTask, Rows
+from dibs.task import BATCH_MAX, DELAY_HORIZON_S, Committed, NewTask, Rows
 
 T = TypeVar("T")
 
@@ -338,12 +338,13 @@ def _whole(field: str, value: object) -> int:
 
 
 def _duration_s(field: str, value: object) -> float:
-    if isinstance(value, float) and value >= 0:
-        return value
     try:
-        return read_duration_s(value)
+        delay_s = value if isinstance(value, float) and value >= 0 else read_duration_s(value)
     except ValueError as error:
         raise InvalidOption(f"{field} is {value!r}: {error}") from None
+    if delay_s > DELAY_HORIZON_S:
+        raise InvalidOption(f"{field} is {value!r}: use at most {exact_duration_text(DELAY_HORIZON_S)}")
+    return delay_s
 
 
 def _time_ms(field: str, value: object) -> int:
