@@ -274,9 +274,22 @@ class TestQueues:
         assert shell.json("configure", "*", "--reset")["config"]["weight"] is None
 
     def test_limits_that_make_no_sense(self, here: Filled, shell: Shell) -> None:
-        """A rate that is none, a burst without a rate, a queue's weight: refused with a reason."""
+        """A rate or number that is none, a burst without a rate, a queue's weight: refused with a reason."""
         for flags in (["mail", "--key-rate", "5/x"], ["mail", "--key-burst", "3"], ["mail", "--weight", "3"]):
             shell("configure", *flags, code=2)
+        for flag, value, says in (
+            ("--key-rate", "nan/s", "'nan/s': give a rate from 1/d to 1000000/s"),
+            ("--key-rate", "0.5/d", "'0.5/d': give a rate from 1/d"),
+            ("--key-burst", "nan", "'nan': give a number from 1 to 1000000"),
+            ("--in-flight", "99999999999999999999", "is not in the range 1<=x<=1000000"),
+        ):
+            shell("configure", "mail", flag, value, code=2)
+            assert says in shell.err
+
+    @pytest.mark.parametrize("rate", ["5/s", "100/m", "1/h", "1000/h", "1/d", "1000000/s"])
+    def test_rates_are_shown_as_they_are_written(self, here: Filled, shell: Shell, rate: str) -> None:
+        """A rate is told in the unit that makes it shortest."""
+        assert f"key-rate={rate}." in shell("configure", "mail", "--key-rate", rate)
 
     def test_configure(self, here: Filled, shell: Shell) -> None:
         """What is given is set, what is not stays; --reset forgets all but the pause."""

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import decimal
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from dibs.cli import run
 from dibs.cli.rows import LINE_MAX_BYTES
 from dibs.ids import chunk_id_of
 from dibs.stores import open_store
+from dibs.stores.loading import Load
 from tests.cli.terminal import PATIENCE_S, dibs, on_terminal
 from tests.cli.test_processes import started
 
@@ -155,11 +157,17 @@ class TestFormats:
             ("rows.jsonl", b'{"a": 1}\n{"a"', "rows.jsonl, line 2: not JSON (Input data was truncated)"),
             ("rows.jsonl", b'1\n\n"\xff"\n', "rows.jsonl, line 3: not JSON ('utf-8' codec"),
             ("rows.jsonl", b"[" * 100_000, "rows.jsonl, line 1: not JSON"),
-            ("rows.jsonl", b"1" * (LINE_MAX_BYTES + (2 << 20)), "these are no JSON lines"),
+            ("rows.jsonl", b"1" * (LINE_MAX_BYTES + (2 << 20)), "rows.jsonl, line 1: it is longer than"),
             ("rows.jsonl", b'1\n"' + b"x" * (1 << 20) + b'"', "line 2: the payload is 1048578 bytes"),
             ("rows.csv", b"a,b\n1,2\n3\n", "rows.csv, line 3: the header has 2 fields, and this row 1"),
             ("rows.csv", b'a,b\n"x\ny",2\n3,\xff\n', "rows.csv, line 4: it is not UTF-8 text"),
             ("rows.csv", b'a,b\n1,2\n"3,4\n', "rows.csv, line 3: not CSV"),
+            ("rows.csv", b'a,"b\n1,2\n3,4"\n5,6\n', "has a quote that ends in line 3"),
+            (
+                "rows.csv",
+                b'a,b\n1,2\n"3,\xff\n4,5"\n',
+                "rows.csv, lines 3 to 4: the header has 2 fields, and this row 1",
+            ),
         ],
     )
     def test_what_cannot_be_read(self, shell: Shell, name: str, content: bytes, says: str) -> None:
@@ -172,6 +180,35 @@ class TestFormats:
         assert "Traceback" not in shell.err
         shell("enqueue", "other")
         assert [task["command"] for task in shell.tasks()] == ["other"]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("rows.jsonl", b"1\n2\n" + b"3" * 3000, "rows.jsonl, line 3: it is longer than 2,000 bytes"),
+            ("rows.csv", b"a\n1\n" + b"2" * 3000, "rows.csv, line 3: this row is longer than 2,000 bytes"),
+            (
+                "rows.csv",
+                b'a,b\n1,"\n' + b"2,3\n" * 600,
+                "rows.csv, lines 2 to 501: this row is longer than 2,000 bytes",
+            ),
+        ],
+    )
+    def test_rows_without_an_end(
+        self, shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, says: str
+    ) -> None:
+        """A row is read up to a limit, then the file is refused by name and line."""
+        monkeypatch.setattr("dibs.cli.rows.LINE_MAX_BYTES", 2000)
+        monkeypatch.setattr("dibs.cli.rows.READ_BYTES", 500)
+        (shell.directory / name).write_bytes(content)
+        shell("enqueue", "import", "--from", name, "--skip-bad", code=2)
+        assert says in shell.err
+
+    def test_stdin_that_is_closed(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A process without stdin is told so, as a usage error."""
+        monkeypatch.setattr("sys.stdin", None)
+        for args in (["--from", "-", "--format", "csv"], ["--lines"], ["-"]):
+            shell("enqueue", "a", *args, code=2)
+            assert "Error: Stdin is closed: pipe something in, or name a file.\n" in shell.err
 
     def test_a_file_that_is_not_there(self, shell: Shell) -> None:
         """It is told, and no store is made."""
@@ -227,6 +264,48 @@ class TestOptions:
         found = sorted((task["command"], task["priority"], task["place"], task["payload"]) for task in shell.tasks())
         assert found == [("mail", 9, "delayed", {"a": "1"}), ("sms", 0, "ready", {"a": "2"})]
 
+    def test_limit_keys(self, shell: Shell) -> None:
+        """Each row counts against the limits of its own limit_key, which stays in the payload; one without it is the
+        call's."""
+        shell.load(
+            '{"who": "ann"}\n{"who": 7}\n{"who": "ann"}\n{}\n', "--limit-key-field", "who", "--limit-key", "rest"
+        )
+        assert shell.payloads() == [{"who": "ann"}, {"who": 7}, {"who": "ann"}, {}]
+        shell("configure", "import", "--key-in-flight", "1")
+        assert asyncio.run(claimed(shell.directory / "dibs-data")) == [b'{"who": "ann"}', b'{"who": 7}', b"{}"]
+
+    @pytest.mark.parametrize(("value", "says"), [(1.5, "who is 1.5: use a text or whole number"), ("", "is not a key")])
+    def test_bad_limit_keys(self, shell: Shell, value: object, says: str) -> None:
+        """What cannot be a limit_key is told with its line."""
+        shell.load(json.dumps({"who": value}), "--limit-key-field", "who", code=2)
+        assert "rows.jsonl, line 1: " in shell.err
+        assert says in shell.err
+
+    def test_numbers_of_tables(self, shell: Shell) -> None:
+        """Whole numbers that a table wrote as fractions, and fractions of seconds, are what they mean."""
+        shell.load('{"p": 3.0, "d": 0.5}\n{"p": "4.0", "d": 3600.5}\n', "--priority-field", "p", "--delay-field", "d")
+        assert sorted(task["priority"] for task in shell.tasks()) == [3, 4]
+
+    @pytest.mark.parametrize("option", ["key", "limit-key", "command", "priority", "delay", "run-at"])
+    def test_a_field_that_no_column_has(self, shell: Shell, option: str) -> None:
+        """A misspelt field is refused with the columns there are, before anything is read."""
+        (shell.directory / "rows.csv").write_text("sku,name\n1,a\n")
+        shell("enqueue", "import", "--from", "rows.csv", f"--{option}-field", "nope", "--skip-bad", code=2)
+        assert f"--{option}-field: rows.csv has no field 'nope'. It has: sku, name." in shell.err
+        assert not (shell.directory / "dibs-data").exists()
+
+    def test_a_field_that_no_column_of_parquet_has(self, shell: Shell) -> None:
+        """The columns of a Parquet file are known as well."""
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.Table.from_pylist([{"n": 1, "p": 2}]), shell.directory / "rows.parquet")
+        shell("enqueue", "import", "--from", "rows.parquet", "--priority-field", "nope", code=2)
+        assert "rows.parquet has no field 'nope'. It has: n, p." in shell.err
+
+    def test_a_field_that_no_row_has(self, shell: Shell) -> None:
+        """JSON lines have no header: that no row has a field is told in the end, that some have none is not."""
+        shell.load('{"p": 1}\n{"a": 1}\n', "--priority-field", "p", "--delay-field", "nope")
+        assert shell.err == "No row has a field 'nope' for --delay-field: check the name.\n"
+
     @pytest.mark.parametrize(
         ("row", "says"),
         [
@@ -239,6 +318,13 @@ class TestOptions:
             ({"sku": 1, "d": -1}, "d is -1"),
             ({"sku": 1, "at": "2027-01-31T09:30:00"}, "say which time zone"),
             ({"sku": 1, "at": 5}, "at is 5: use a time"),
+            ({"sku": 1, "at": "6000-01-31T09:30:00Z"}, "at is '6000-01-31T09:30:00Z': use a time from 1970"),
+            ({"sku": 1, "p": 1.5}, "p is 1.5: use a whole number"),
+            ({"sku": 1, "p": True}, "p is True: use a whole number"),
+            ({"sku": 1, "d": -0.5}, "d is -0.5"),
+            ({"sku": 1, "d": "9000d"}, "d is '9000d': use at most 366d"),
+            ({"sku": None}, "no text or whole number under 'sku'"),
+            ({"sku": ""}, "use non-empty text"),
             ({"sku": 1, "d": 5, "at": "2027-01-31T09:30:00Z"}, "use one of them"),
             ({"sku": 1, "c": "no such name"}, "is not a command"),
             ({"sku": 1, "c": 5}, "c is 5: use a text"),
@@ -274,6 +360,8 @@ class TestOptions:
             ["enqueue", "a", "--skip-bad"],
             ["enqueue", "a", "--priority-field", "p"],
             ["enqueue", "a", "--lines", "--command-field", "p"],
+            ["enqueue", "a", "--lines", "--limit-key-field", "p"],
+            ["enqueue", "a", "--from", "rows.jsonl", "--delay-field", "p", "--priority-field", "p"],
             ["enqueue"],
         ],
         ids=" ".join,
@@ -313,6 +401,35 @@ class TestBadRows:
         assert [(bad["line"], bad["row"]) for bad in shell.bad("rows.csv")] == [
             (2, ["1"]), (3, '"x"y,2\n'), (4, ["\\xff", "2"]),
         ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("bad", "where", "opens"),
+        [
+            ('7,"x', "lines 3 to 103: not CSV", 3),
+            ('"7,x', "lines 3 to 103: not CSV", 3),
+            ('"7\n7","x', "lines 3 to 104: not CSV", 4),
+            ('7,"x\n8,y\n9,"z', "lines 3 to 5: not CSV", 3),
+            ('"7,x\n8,y\n9,z"', "lines 3 to 5: the header has 2 fields, and this row 1", 3),
+            ('"7"7,"x', "line 3: not CSV", 3),
+        ],
+    )
+    def test_a_stray_quote(self, shell: Shell, bad: str, where: str, opens: int) -> None:
+        """A quote that takes other rows into its value refuses the file, also with --skip-bad: nothing vanishes."""
+        (shell.directory / "rows.csv").write_text(f"a,b\n1,2\n{bad}\n" + "3,4\n" * 100)
+        for args in ([], ["--skip-bad"]):
+            shell("enqueue", "import", "--from", "rows.csv", *args, code=2)
+            assert f"rows.csv, {where}" in shell.err
+            assert f"the quote that opens in line {opens}\nNothing was enqueued." in shell.err
+        assert shell.payloads() == []
+
+    def test_a_quote_that_harms_nobody(self, shell: Shell) -> None:
+        """What is wrong within its own line is set aside, and rows over several lines that fit are loaded."""
+        rows = 'a,b\n"x"y,"2"\n5,6" wide\n"7\n7","""8""\n8"\n9,"9",9\n'
+        assert shell.load(rows, "--skip-bad", name="rows.csv", code=1)["set_aside"] == 2
+        assert [(bad["line"], bad["row"]) for bad in shell.bad("rows.csv")] == [
+            (2, '"x"y,"2"\n'), (7, ["9", "9", "9"]),
+        ]  # fmt: skip
+        assert shell.payloads() == [{"a": "5", "b": '6" wide'}, {"a": "7\n7", "b": '"8"\n8'}]
 
     def test_all_of_them(self, shell: Shell) -> None:
         """Where nothing is left, nothing is loaded."""
@@ -415,6 +532,33 @@ def test_interrupted_half_way(empty: Path) -> None:
     assert dibs("doctor", cwd=empty).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [(["--from", "rows.jsonl"], "Run the same call again"), (["--from", "-", "--format", "jsonl"], "`dibs queues`")],
+)
+def test_interrupted_in_the_commit(shell: Shell, monkeypatch: pytest.MonkeyPatch, args: list[str], says: str) -> None:
+    """Ctrl-C while the commit is on its way says that it may have been too late, and how to find out."""
+    (shell.directory / "rows.jsonl").write_text("1\n2\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n")))
+    commit = Load.commit
+
+    async def interrupted(self: Load) -> None:
+        await commit(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Load, "commit", interrupted)
+    shell("enqueue", "import", *args, code=130)
+    assert shell.err.startswith("Interrupted while it was being committed: all of it is enqueued, or nothing. ")
+    assert says in shell.err
+    assert shell.payloads() == [1, 2]
+
+
+async def claimed(directory: Path) -> list[bytes]:
+    """The payloads of what can be claimed now."""
+    async with await open_store(directory) as store:
+        return [lease.payload for lease in await store.claim("default", ["import"], limit=10, lease_s=60)]
+
+
 def wait_until_it_waits(process: subprocess.Popen[bytes]) -> None:
     """Until all that was written to it is read, and it sleeps."""
     assert process.stdin is not None
@@ -432,8 +576,6 @@ def test_changed_while_it_is_read(shell: Shell, monkeypatch: pytest.MonkeyPatch)
     """A file that somebody still writes to is not loaded."""
     path = shell.directory / "rows.jsonl"
     path.write_text("1\n" * 1500)
-    from dibs.stores.loading import Load
-
     stage = Load.stage
 
     async def writing(self: Load, rows: Any) -> bytes:

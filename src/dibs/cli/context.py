@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dibs.checks import RATE_MAX, RATE_MIN
 from dibs.errors import InvalidName
 from dibs.ids import id_from_text
 from dibs.settings import FIELDS, Settings, load, read_duration_s
@@ -181,12 +182,28 @@ class _Rate(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
             return value
         number, _, unit = str(value).partition("/")
         try:
-            return float(number) / _SECONDS[unit or "s"]
+            rate = float(number) / RATE_UNITS[unit or "s"]
         except (ValueError, KeyError):
             self.fail(f"{value!r} is not a rate: write a number and /s, /m, /h or /d, such as 100/m", param, ctx)
+        if not RATE_MIN <= rate <= RATE_MAX:  # which not-a-number is not, either
+            self.fail(f"{value!r}: give a rate from 1/d to {RATE_MAX}/s", param, ctx)
+        return rate
 
 
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+RATE_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class _Burst(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            burst = float(value)
+        except ValueError:
+            burst = 0.0
+        if not 1 <= burst <= RATE_MAX:
+            self.fail(f"{value!r}: give a number from 1 to {RATE_MAX}", param, ctx)
+        return burst
 
 
 class _TaskId(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -205,6 +222,8 @@ DURATION = _Duration()
 """Seconds, or ``90s``, ``5m``, ``12h``, ``7d``; becomes seconds."""
 RATE = _Rate()
 """Per second, or ``5/s``, ``100/m``, ``1000/h``, ``10000/d``; becomes a number per second."""
+BURST = _Burst()
+"""How many may start at once."""
 TIME = _Time()
 """ISO 8601 with a time zone; becomes milliseconds since the epoch."""
 TASK_ID = _TaskId()

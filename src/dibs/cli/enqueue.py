@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ from dibs.cli.context import DURATION, TASK_ID, TIME, Command, Session, pass_ses
 from dibs.cli.errors import Exit, exit_code_of
 from dibs.cli.loads import Picks, Wish, key_of, load_file
 from dibs.cli.output import count_text, echo_json, echo_json_line, note, plural, progress
-from dibs.cli.rows import Source
+from dibs.cli.rows import Source, standard_input
 from dibs.errors import CodecError
 from dibs.ids import id_to_text
 from dibs.stores.protocol import Store
@@ -60,7 +59,9 @@ READ_BYTES = 1 << 20
 @click.option("--skip-bad", is_flag=True, help="With --from: set bad rows aside in FILE.bad.jsonl, and go on.")
 @click.option("--lines", is_flag=True, help="One task per line of PAYLOAD, @FILE or - (the default), as they come.")
 @click.option("--key", metavar="TEXT", help="Deduplication key: one task per key while it is kept.")
-@click.option("--key-field", metavar="NAME", help="With --from or --lines: the key is this field of each payload.")
+@click.option("--key-field", metavar="NAME",
+              help="With --from or --lines: the key is this field of each payload, which must have it.")  # fmt: skip
+@click.option("--limit-key-field", metavar="NAME", help="With --from: a row's --limit-key is this field, if it has it.")
 @click.option("--command-field", metavar="NAME", help="With --from: a row's command is this field.")
 @click.option("--priority-field", metavar="NAME", help="With --from: its priority, a whole number.")
 @click.option("--delay-field", metavar="NAME", help="With --from: its delay, such as 90 or 5m.")
@@ -96,6 +97,7 @@ def enqueue(
     skip_bad: bool,
     lines: bool,
     key_field: str | None,
+    limit_key_field: str | None,
     command_field: str | None,
     priority_field: str | None,
     delay_field: str | None,
@@ -119,9 +121,10 @@ def enqueue(
             raise click.UsageError("--from takes its payloads from FILE: leave out PAYLOAD, --lines, --key and --id.")
         if not command and command_field is None:
             raise click.UsageError("Name the COMMAND, or the field that has it: --command-field.")
-        picks = Picks(key_field, command_field, priority_field, delay_field, run_at_field)
+        picks = Picks(key_field, limit_key_field, command_field, priority_field, delay_field, run_at_field)
         return load_file(session, Source(source, form), Wish(task, picks, load, skip_bad, quiet))
-    if form or load is not None or skip_bad or command_field or priority_field or delay_field or run_at_field:
+    of_rows = [limit_key_field, command_field, priority_field, delay_field, run_at_field]
+    if form or load is not None or skip_bad or any(field is not None for field in of_rows):
         raise click.UsageError("--format, --load, --skip-bad and the fields of rows go with --from.")
     if not command:
         raise click.UsageError("Missing argument 'COMMAND'.")
@@ -274,7 +277,7 @@ def _read(source: str) -> bytes:
 
 def _opened(source: str, stack: ExitStack) -> BinaryIO:
     if source in ("", "-"):
-        return sys.stdin.buffer
+        return standard_input()
     try:
         return stack.enter_context(Path(source[1:]).open("rb"))
     except OSError as error:

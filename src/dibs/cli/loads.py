@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from asyncio import Runner
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,27 +25,33 @@ from dibs.checks import Limits
 from dibs.cli import shapes
 from dibs.cli.context import Session
 from dibs.cli.errors import Exit
-from dibs.cli.output import count_text, echo_json, note, plural, rows_progress
+from dibs.cli.output import count_text, echo_json, exact_duration_text, note, plural, rows_progress
 from dibs.cli.rows import Bad, Block, Reader, Row, Source
 from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
 from dibs.stores.batches import batches
 from dibs.stores.loading import Ask, Load
 from dibs.stores.protocol import Store
-from dibs.task import BATCH_MAX, Committed, NewTask, Rows
+from dibs.task import BATCH_MAX, DELAY_HORIZON_S, Committed, NewTask, Rows
 
 T = TypeVar("T")
 
 
-class Picks(Struct, frozen=True):
-    """Which fields of a row say how it is enqueued. The key is data too and stays in the payload; the others are taken
+class Picks(Struct, frozen=True, omit_defaults=True):
+    """Which fields of a row say how it is enqueued. The keys are data too and stay in the payload; the others are taken
     out of it."""
 
     key: str | None = None
+    limit_key: str | None = None
     command: str | None = None
     priority: str | None = None
     delay: str | None = None
     run_at: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """The fields that are named, by the options that name them."""
+        named = {name: field for name, field in asdict(self).items() if field is not None}
+        return {f"--{name.replace('_', '-')}-field": field for name, field in named.items()}
 
 
 class Wish(NamedTuple):
@@ -60,12 +68,14 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
     """Enqueues the rows of a file, all of them or none, and tells how many there were."""
     if wish.task.codec not in ("json", "msgpack"):
         raise click.UsageError("--from makes a payload of each row: --codec is json or msgpack.")
+    _check_picks(wish.picks)
     checks.check_new_task(session.tenant, replace(wish.task, command=wish.task.command or "any"), Limits())
     if wish.name is not None:
         checks.check_label("load", wish.name)
     begin_s = time.perf_counter()
     with ExitStack() as stack:
         reader = source.open(stack)
+        _check_names(wish.picks, reader.names, source.name)
         aside = stack.enter_context(Aside(source, reader.unit, wish.skip_bad))
         store, runner = stack.enter_context(session.steps(create=True))
         tasks = Tasks(wish, session.tenant, store.limits)
@@ -78,11 +88,37 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
         try:
             _read_all(reader, source.name, tasks, aside, stage)
             source.check_unchanged()
-            done = runner.run(load.commit())
+            done = _commit(load, runner)
         except BaseException:
             runner.run(load.drop())
             raise
+    if done.rows:
+        for option, field in tasks.unseen.items():
+            note(f"No row has a field {field!r} for {option}: check the name.")
     return _tell(session, wish, load.name, done, aside, time.perf_counter() - begin_s)
+
+
+def _check_picks(picks: Picks) -> None:
+    named: dict[str, str] = {}
+    for option, field in picks.options().items():
+        if field in named:
+            raise click.UsageError(f"{named[field]} and {option} both name {field!r}: a field says one thing.")
+        named[field] = option
+
+
+def _check_names(picks: Picks, names: Sequence[str] | None, file: str) -> None:
+    for option, field in picks.options().items():
+        if names is not None and field not in names:
+            raise click.UsageError(f"{option}: {file} has no field {field!r}. It has: {', '.join(names)}.")
+
+
+def _commit(load: Load, runner: Runner) -> Committed:
+    try:
+        return runner.run(load.commit())
+    except KeyboardInterrupt:
+        again = "Run the same call again: nothing is enqueued twice." if load.named else "`dibs queues` shows which."
+        note(f"Interrupted while it was being committed: all of it is enqueued, or nothing. {again}")
+        raise
 
 
 def _read_all(reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Callable[[Rows], bool]) -> None:
@@ -160,7 +196,10 @@ class Tasks:
         self._task = replace(wish.task, command=wish.task.command or "any")
         self._needs_command = not wish.task.command
         self._picks = wish.picks
-        self._takes_out = replace(wish.picks, key=None) != Picks()
+        self._takes_out = replace(wish.picks, key=None, limit_key=None) != Picks()
+        self._has_options = replace(wish.picks, key=None) != Picks()
+        self.unseen = wish.picks.options()
+        """The fields that no row had so far."""
         self._picking = wish.picks != Picks()
         self._tenant = tenant
         self._limits = limits
@@ -215,13 +254,16 @@ class Tasks:
         """Returns the key and the options that a row has, and takes the options out of it."""
         if not isinstance(value, dict):
             raise CodecError("it is no object, so that no field can be taken from it")
+        if self.unseen:
+            self.unseen = {option: field for option, field in self.unseen.items() if field not in value}
         picks, key = self._picks, None
         if picks.key is not None:
             key = key_of(value, picks.key)
             checks.check_key(key)
-        if not self._takes_out:
+        if not self._has_options:
             return key, self._task
         return key, self._options(
+            _option(value, picks.limit_key, _key, stays=True),
             _option(value, picks.command, _text),
             _option(value, picks.priority, _whole),
             _option(value, picks.delay, _duration_s),
@@ -229,19 +271,29 @@ class Tasks:
         )
 
     def _made_options(
-        self, command: str | None, priority: int | None, delay_s: float | None, run_at_ms: int | None
+        self,
+        limit_key: str | None,
+        command: str | None,
+        priority: int | None,
+        delay_s: float | None,
+        run_at_ms: int | None,
     ) -> NewTask:
         if self._needs_command and command is None:
             raise InvalidOption(f"it has no command under {self._picks.command!r}, and none is given for all")
-        named = {"command": command, "priority": priority, "delay_s": delay_s, "run_at_ms": run_at_ms}
+        named: dict[str, Any] = {"limit_key": limit_key, "command": command, "priority": priority}
+        named |= {"delay_s": delay_s, "run_at_ms": run_at_ms}
         task = replace(self._task, **{name: value for name, value in named.items() if value is not None})
         checks.check_new_task(self._tenant, task, self._limits)
         return task
 
 
-def _option(value: dict[str, Any], field: str | None, read: Callable[[str, object], T]) -> T | None:
-    found = None if field is None else value.pop(field, None)
-    return None if field is None or found is None else read(field, found)
+def _option(
+    value: dict[str, Any], field: str | None, read: Callable[[str, object], T], *, stays: bool = False
+) -> T | None:
+    if field is None:
+        return None
+    found = value.get(field) if stays else value.pop(field, None)
+    return None if found is None else read(field, found)
 
 
 _decode_json = msgspec.json.Decoder().decode
@@ -262,6 +314,12 @@ def key_of(value: Any, field: str) -> str:
     return str(key)
 
 
+def _key(field: str, value: object) -> str:
+    if isinstance(value, bool | dict | list | float):
+        raise InvalidOption(f"{field} is {value!r}: use a text or whole number")
+    return str(value)
+
+
 def _text(field: str, value: object) -> str:
     if isinstance(value, str):
         return value
@@ -269,27 +327,38 @@ def _text(field: str, value: object) -> str:
 
 
 def _whole(field: str, value: object) -> int:
+    """Also of 3.0 and "3.0": who makes files from tables with gaps in them gets such numbers."""
     try:
-        return value if isinstance(value, int) else int(str(value))
+        number = float(str(value))
     except ValueError:
-        raise InvalidOption(f"{field} is {value!r}: use a whole number") from None
+        number = math.nan
+    if not number.is_integer():
+        raise InvalidOption(f"{field} is {value!r}: use a whole number")
+    return int(number)
 
 
 def _duration_s(field: str, value: object) -> float:
     try:
-        return read_duration_s(value)
+        delay_s = value if isinstance(value, float) and value >= 0 else read_duration_s(value)
     except ValueError as error:
         raise InvalidOption(f"{field} is {value!r}: {error}") from None
+    if delay_s > DELAY_HORIZON_S:
+        raise InvalidOption(f"{field} is {value!r}: use at most {exact_duration_text(DELAY_HORIZON_S)}")
+    return delay_s
 
 
 def _time_ms(field: str, value: object) -> int:
+    said = f"{field} is {repr(value) if isinstance(value, str) else value}"
     try:
         at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
-        raise InvalidOption(f"{field} is {value!r}: use a time such as 2030-01-31T08:00:00Z") from None
+        raise InvalidOption(f"{said}: use a time such as 2030-01-31T08:00:00Z") from None
     if at.tzinfo is None:
-        raise InvalidOption(f"{field} is {value!r}: say which time zone, with Z for UTC or an offset such as +02:00")
-    return round(at.timestamp() * 1000)
+        raise InvalidOption(f"{said}: say which time zone, with Z for UTC or an offset such as +02:00")
+    at_ms = round(at.timestamp() * 1000)
+    if not 0 <= at_ms <= checks.RUN_AT_MAX_MS:
+        raise InvalidOption(f"{said}: use a time from 1970 to 4199")
+    return at_ms
 
 
 # ------------------------------------------------------------------------------------------------------- bad rows

@@ -7,7 +7,8 @@ from typing import Any
 import click
 from msgspec.structs import asdict, replace
 
-from dibs.cli.context import DURATION, RATE, Command, Session, pass_session
+from dibs.checks import IN_FLIGHT_MAX
+from dibs.cli.context import BURST, DURATION, RATE, RATE_UNITS, Command, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import (
     Cell,
@@ -27,6 +28,7 @@ from dibs.stores.local import LocalStore
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import (
     ALL_COMMANDS,
+    MAX_ATTEMPTS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
     WEIGHT_MAX,
@@ -110,10 +112,15 @@ def _config_text(config: QueueConfig) -> str:
 
 def _limit_words(limits: QueueLimits) -> list[str]:
     per_key = limits.per_key or KeyLimit()
-    rate = None if per_key.rate is None else f"{per_key.rate:g}/s"
+    rate = None if per_key.rate is None else _rate_text(per_key.rate)
     burst = None if per_key.burst is None else f"{per_key.burst:g}"
     given = {"in-flight": limits.in_flight, "key-in-flight": per_key.in_flight, "key-rate": rate, "key-burst": burst}
     return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+def _rate_text(per_s: float) -> str:
+    """``5/s``, ``100/m``, ``1/h``: the rate as one would write it, with the unit that makes it shortest."""
+    return min((f"{per_s * size:.10g}/{unit}" for unit, size in RATE_UNITS.items()), key=len)
 
 
 @click.command(
@@ -160,15 +167,16 @@ def resume(session: Session, /, command: str) -> int:
 )
 @click.argument("command")
 @click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX), help="Higher first.")
-@click.option("--max-attempts", type=click.IntRange(min=1), help="Deliveries before a dead letter.")
+@click.option("--max-attempts", type=click.IntRange(1, MAX_ATTEMPTS_MAX), help="Deliveries before a dead letter.")
 @click.option("--lease", "lease_s", type=DURATION, help="How long a claim holds without a heartbeat.")
 @click.option("--result-ttl", "result_ttl_s", type=DURATION, help="How long results are kept.")
 @click.option("--retention", "retention_s", type=DURATION, help="How long records and keys are kept.")
 @click.option("--dead-retention", "dead_retention_s", type=DURATION, help="How long dead letters are kept.")
-@click.option("--in-flight", type=click.IntRange(min=1), help="At most so many in progress.")
-@click.option("--key-in-flight", type=click.IntRange(min=1), help="At most so many in progress of each limit_key.")
-@click.option("--key-rate", type=RATE, help="At most so many starts of each limit_key: 5/s, 100/m, 1000/h.")
-@click.option("--key-burst", type=float, help="So many of them may start at once.  [one second's, at least 1]")
+@click.option("--in-flight", type=click.IntRange(1, IN_FLIGHT_MAX), help="At most so many in progress.")
+@click.option("--key-in-flight", type=click.IntRange(1, IN_FLIGHT_MAX),
+              help="At most so many in progress of each limit_key.")  # fmt: skip
+@click.option("--key-rate", type=RATE, help="At most so many starts of each limit_key: 5/s, 100/m, 1000/h, 10/d.")
+@click.option("--key-burst", type=BURST, help="So many of them may start at once.  [one second's, at least 1]")
 @click.option("--no-limits", is_flag=True, help="Forget the limits that were set before.")
 @click.option("--weight", type=click.IntRange(1, WEIGHT_MAX), help="The tenant's share of workers that serve all.")
 @click.option("--reset", is_flag=True, help="Forget what was set before; a paused queue stays paused.")

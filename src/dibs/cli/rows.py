@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -19,7 +21,7 @@ from dibs.task import BATCH_MAX
 
 STDIN = "-"
 READ_BYTES = 1 << 20
-#: Where no end of a line is in sight, it is no file of lines.
+#: Where no end of a row is in sight, it is no file of lines.
 LINE_MAX_BYTES = 64 << 20
 ARROW_BATCH = 10 * BATCH_MAX
 
@@ -53,6 +55,10 @@ class Reader(Protocol):
     unit: str
     total: int | None
 
+    @property
+    def names(self) -> Sequence[str] | None:
+        """The fields that all rows have, where the file says so."""
+
     def blocks(self) -> Iterator[Block]:
         """Yields all rows, at most so many at a time as a chunk of a load holds."""
 
@@ -69,7 +75,7 @@ class Source:
     def open(self, stack: ExitStack) -> Reader:
         """Opens the file and reads what is at its head."""
         if self.path is None:
-            stream: BinaryIO = sys.stdin.buffer
+            stream = standard_input()
         else:
             try:
                 stream = stack.enter_context(self.path.open("rb"))
@@ -79,7 +85,7 @@ class Source:
             self._known = found if stat.S_ISREG(found.st_mode) else None
         size = None if self._known is None else self._known.st_size
         if self.form == "jsonl":
-            return JsonLines(stream, size)
+            return JsonLines(stream, size, self.name)
         if self.form == "csv":
             return Csv(stream, size, self.name)
         if size is None:
@@ -105,6 +111,13 @@ class Source:
             raise InvalidInput(f"{self.name} was changed while it was read: nothing was enqueued; run it again")
 
 
+def standard_input() -> BinaryIO:
+    """Returns what is piped in; whoever starts a process may have closed it."""
+    if sys.stdin is None:
+        raise click.UsageError("Stdin is closed: pipe something in, or name a file.")
+    return sys.stdin.buffer
+
+
 def _form_of(path: Path | None) -> str:
     form = None if path is None else FORMAT_OF.get(path.suffix.lower())
     if form is None:
@@ -120,9 +133,11 @@ class JsonLines:
     """A JSON value a line; blank lines are left out. The text is passed on: who needs its value decodes it."""
 
     unit = "line"
+    names = None
 
-    def __init__(self, stream: BinaryIO, total: int | None) -> None:
+    def __init__(self, stream: BinaryIO, total: int | None, name: str) -> None:
         self._stream = stream
+        self._name = name
         self.total = total
 
     def blocks(self) -> Iterator[Block]:
@@ -152,16 +167,19 @@ class JsonLines:
     def _lines(self) -> Iterator[list[bytes]]:
         """Yields lines without their ends, as many as have come."""
         begun: list[bytes] = []
+        count = 0
         # Not `read`, which goes on by itself until it has all, and does not notice Ctrl-C between two parts of it.
         while piece := self._stream.read1(READ_BYTES):  # type: ignore[attr-defined]
             *lines, rest = piece.split(b"\n")
             if lines:
                 lines[0] = b"".join([*begun, lines[0]])
                 begun = []
+                count += len(lines)
                 yield lines
             begun.append(rest)
             if sum(map(len, begun)) > LINE_MAX_BYTES:
-                raise CodecError(f"a line is longer than {LINE_MAX_BYTES:,} bytes: these are no JSON lines")
+                where = f"{self._name}, line {count + 1}"
+                raise CodecError(f"{where}: it is longer than {LINE_MAX_BYTES:,} bytes: these are no JSON lines")
         yield [b"".join(begun)]
 
 
@@ -169,20 +187,25 @@ class JsonLines:
 
 
 class Csv:
-    """The first line names the fields. Values are texts; an empty one is null. Blank lines are left out."""
+    """The first line names the fields. Values are texts; an empty one is null. Blank lines are left out.
+
+    A stray quote takes the lines up to the next one for its value. So a bad row of several lines is none to set aside:
+    there may be good ones in it, and the file is refused.
+    """
 
     unit = "line"
 
     def __init__(self, stream: BinaryIO, total: int | None, name: str) -> None:
         self._stream = stream
+        self._name = name
         self._size = 0
-        self._line = ""
+        self._row: list[str] = []
         self._no_text = False
         self.total = total
         # The limit of the csv module is there for who reads into memory of a fixed size.
         csv.field_size_limit(LINE_MAX_BYTES)
         self._reader = csv.reader(self._lines(), strict=True)
-        self._header = self._read_header(name)
+        self.names: Sequence[str] = self._read_header()
 
     def blocks(self) -> Iterator[Block]:
         numbers: list[int] = []
@@ -197,26 +220,48 @@ class Csv:
             yield Block(numbers, rows, self._taken())
 
     def _rows(self) -> Iterator[tuple[int, Row]]:
-        header, width, reader = self._header, len(self._header), self._reader
+        header, width, reader = self.names, len(self.names), self._reader
         while True:
             number = reader.line_num + 1
+            self._row.clear()
+            self._no_text = False
             try:
                 cells = next(reader, None)
             except csv.Error as error:
-                yield number, Bad(CodecError(f"not CSV ({error})"), self._line)
+                yield number, Bad(self._wrong(number, f"not CSV ({error})"), "".join(self._row))
                 continue
             if cells is None:
                 return
-            if self._no_text:
-                self._no_text = False
+            if len(cells) != width:
+                if cells:
+                    reason = f"the header has {width} fields, and this row {len(cells)}"
+                    yield number, Bad(self._wrong(number, reason), cells)
+            elif self._no_text:
                 yield number, Bad(CodecError("it is not UTF-8 text"), cells)
-            elif len(cells) == width:
+            else:
                 yield number, dict(zip(header, [cell or None for cell in cells], strict=True))
-            elif cells:
-                reason = f"the header has {width} fields, and this row {len(cells)}"
-                yield number, Bad(CodecError(reason), cells)
 
-    def _read_header(self, name: str) -> list[str]:
+    def _wrong(self, number: int, reason: str) -> CodecError:
+        """Returns what is wrong with a row, or raises it if there is more in that row than its own line."""
+        if len(self._row) > 1 or _open_quote("".join(self._row)) is not None:
+            raise self._refusal(number, reason)
+        return CodecError(reason)
+
+    def _refusal(self, first: int, reason: str) -> CodecError:
+        text = "".join(self._row)
+        last = max(first, first + len(self._row) - 1)
+        where = f"line {first}" if last == first else f"lines {first} to {last}"
+        place = _open_quote(text)
+        if place is not None:
+            line = first + text.count("\n", 0, place)
+            reason += f": look at the quote that opens in line {line}"
+        return CodecError(
+            f"{self._name}, {where}: {reason}\n"
+            "Nothing was enqueued. --skip-bad does not go past this, since other rows may be in it: correct the file."
+        )
+
+    def _read_header(self) -> list[str]:
+        name = self._name
         try:
             header = next(self._reader, [])
         except csv.Error as error:
@@ -225,23 +270,41 @@ class Csv:
             raise click.UsageError(f"{name} is not UTF-8 text: convert it first.")
         if not header or not all(header):
             raise click.UsageError(f"The first line of {name} must name every field.")
+        if self._reader.line_num > 1:
+            raise click.UsageError(f"The first line of {name} has a quote that ends in line {self._reader.line_num:,}: "
+                                   "write the names of fields without line breaks.")  # fmt: skip
         _check_names(header, name)
         return header
 
     def _lines(self) -> Iterator[str]:
-        for index, line in enumerate(self._stream):
+        size, row = 0, self._row
+        for index, line in enumerate(iter(partial(self._stream.readline, LINE_MAX_BYTES + 1), b"")):
             self._size += len(line)
+            size = size + len(line) if row else len(line)
+            if size > LINE_MAX_BYTES:
+                raise self._refusal(index + 1 - len(row), f"this row is longer than {LINE_MAX_BYTES:,} bytes")
             data = line if index else line.removeprefix(_BOM)
             try:
-                self._line = data.decode()
+                text = data.decode()
             except UnicodeDecodeError:
                 # The row is refused, not the file.
-                self._line, self._no_text = data.decode(errors="backslashreplace"), True
-            yield self._line
+                text, self._no_text = data.decode(errors="backslashreplace"), True
+            row.append(text)
+            yield text
 
     def _taken(self) -> int:
         size, self._size = self._size, 0
         return size
+
+
+#: A field, where one begins; of one in quotes the group is what closes it.
+_FIELD = re.compile(r'"[^"]*(?:""[^"]*)*("?)|[^",\r\n][^,\r\n]*')
+
+
+def _open_quote(text: str) -> int | None:
+    """Returns where the last quote stands that is not closed in its own line."""
+    fields = _FIELD.finditer(text)
+    return max((one.start() for one in fields if one[1] == "" or (one[1] and "\n" in one[0])), default=None)
 
 
 def _check_names(names: Sequence[str], file: str) -> None:
@@ -267,6 +330,7 @@ class Parquet:
             raise click.UsageError(f"{name} is no Parquet file that can be read: {error}") from error
         _check_names(self._file.schema_arrow.names, name)
         self.total: int | None = self._file.metadata.num_rows
+        self.names: Sequence[str] = self._file.schema_arrow.names
 
     def blocks(self) -> Iterator[Block]:
         first = 1

@@ -36,7 +36,7 @@ class Load:
     def __init__(self, ask: Ask, tenant: str, name: str | None = None) -> None:
         self._ask = ask
         self._tenant = tenant
-        self._named = name is not None
+        self.named = name is not None
         self.name = name if name is not None else f"load-{id_to_text(new_id())}"
         self.rows = 0
         self.already = False
@@ -51,7 +51,7 @@ class Load:
         if number == CHUNKS_MAX:
             raise InvalidOption(f"a load has at most {CHUNKS_MAX:,} chunks, and this one {self.rows:,} rows already: "
                                 "load it in parts")  # fmt: skip
-        chunk_id = chunk_id_of(self._tenant, self.name, number) if self._named else new_id()
+        chunk_id = chunk_id_of(self._tenant, self.name, number) if self.named else new_id()
         self._chunk_ids.append(chunk_id)
         if not self.already:
             self._in_flight.append(asyncio.create_task(self._stage(chunk_id, rows, self.rows)))
@@ -68,7 +68,7 @@ class Load:
             await self._first()
         if not self._chunk_ids:
             return Committed(0)
-        forget_s = None if self._named else UNNAMED_KEEP_S
+        forget_s = None if self.named else UNNAMED_KEEP_S
         done = await self._ask(
             lambda store: store.commit_load(self._tenant, self.name, 0, self._chunk_ids, forget_s=forget_s)
         )
