@@ -76,13 +76,15 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
     tokens = [ms8(txn.version) + random for random in randoms]
     leases: list[Lease] = []
     more = False
+    if work.whole(tenant_keys(call.tenant)).limits is not None:
+        # A lease that ran out in any of the queues makes room in all of them.
+        for command in call.commands:
+            _settle_due(work.queue(call.tenant, command))
     for command in call.commands:
         queue = work.queue(call.tenant, command)
         if queue.paused():
             continue
-        due = txn.get(queue.keys.due)
-        if due is not None and from8(due) <= txn.now_ms:
-            settle_due(queue, PROMOTED_PER_CLAIM)
+        _settle_due(queue)
         more = take(queue, call, tokens, leases)
         if more or len(leases) == len(tokens):
             break
@@ -90,6 +92,13 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
         remember(work, call, leases)
     work.flush()
     return [*leases, *[None] * (len(tokens) - len(leases))] if more else [*leases]
+
+
+def _settle_due(queue: QueueWork) -> None:
+    """Does what time alone does to a queue, if anything is due and it is not paused."""
+    due = None if queue.paused() else queue.work.txn.get(queue.keys.due)
+    if due is not None and from8(due) <= queue.work.now_ms:
+        settle_due(queue, PROMOTED_PER_CLAIM)
 
 
 def claimed(txn: ReadTxn, tenant: str, claim_id: bytes) -> list[Lease] | None:

@@ -103,6 +103,16 @@ class TestCaps:
         clock.advance(11)
         await take(store)
 
+    async def test_an_expired_lease_makes_room_in_every_queue(self, store: Store, clock: ManualClock) -> None:
+        """Of a tenant's cap a lease that ran out takes nothing, in whichever of the queues that a claim names."""
+        await put_many(store, 1, "a")
+        await put_many(store, 1, "b")
+        await cap(store, 1, ALL_COMMANDS)
+        await take(store, "b", lease_s=10)
+        clock.advance(11)
+        [lease] = await store.claim(TENANT, ["a", "b"], limit=2)
+        assert lease.command == "a" or store.order.kind != "strict"
+
     async def test_a_tenants_cap_is_over_all_its_queues(self, store: Store) -> None:
         """What is in progress in one queue counts for the others; another tenant's does not."""
         await put_many(store, 3, "a")
