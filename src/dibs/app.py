@@ -229,7 +229,8 @@ class Dibs:
     def drain(self) -> Summary:
         """Runs every task that is due, and those that they enqueue, with a worker of its own; returns what it did.
 
-        What is delayed stays. For tests and small scripts: the handlers run in this process.
+        What is delayed stays; what a limit holds back is waited for, unless the clock is one that is moved by hand. For
+        tests and small scripts: the handlers run in this process.
         """
         return self.run(self.adrain())
 

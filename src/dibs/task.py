@@ -469,6 +469,9 @@ class Task(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     timeout_s: float | None = None
     traceparent: str | None = None
+    limit_key: str | None = None
+    """If its queue limits what those of one key may use: what it may have to wait for while it is ready."""
+    limit_cost: int = 1
 
 
 class ByKey(Struct, frozen=True, gc=False):

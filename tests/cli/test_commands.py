@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from dibs.cli import COMMANDS, run
+from dibs.ids import id_to_text
 from dibs.stores import open_store
 from dibs.stores.ordered.keys import queue_keys
 from dibs.stores.ordered.store import OrderedStore
+from dibs.task import Enqueued, NewTask
 from tests.cli.conftest import LONG, Filled
 
 TASK_FIELDS = [
     "id", "tenant", "command", "status", "place", "priority", "attempts", "max_attempts", "releases", "key", "codec",
     "payload", "enqueued_at", "due_at", "expires_at", "ended_at", "kept_until_at", "worker", "lease_end_at",
     "cancel_requested", "progress", "timeout_s", "reason", "error", "result", "traceparent",
+    "limit_key", "limit_cost",
 ]  # fmt: skip
 
 
@@ -179,6 +182,26 @@ class TestTask:
         assert "\x1b" not in text
         assert "日本語" in shell("show", here.ids["ready"])
         assert "2 bytes" in shell("show", here.ids["binary"])
+
+    def test_show_what_limits_it(self, here: Filled, shell: Shell) -> None:
+        """A task with a limit_key says so, with what it costs; one without has nothing to say of it on the screen."""
+
+        async def put() -> str:
+            async with await open_store("./dibs-data") as store:
+                task = NewTask(command="report", limit_key="acme", limit_cost=3)
+                [outcome] = await store.enqueue("default", [task])
+                assert isinstance(outcome, Enqueued)
+                return id_to_text(outcome.id)
+
+        limited = asyncio.run(put())
+        shown = shell.json("show", limited)
+        assert (shown["limit_key"], shown["limit_cost"]) == ("acme", 3)
+        words = shell("show", limited).split()
+        assert "acme" in words
+        assert words[words.index("cost") + 1] == "3"
+        shown = shell.json("show", here.ids["ready"])
+        assert (shown["limit_key"], shown["limit_cost"]) == (None, 1)
+        assert "limit" not in shell("show", here.ids["ready"])
 
     def test_events(self, here: Filled, shell: Shell) -> None:
         """With --events comes the task's own history, in order."""

@@ -42,3 +42,12 @@ def test_from_enqueue_to_doctor(here: Path, shell: Shell, monkeypatch: pytest.Mo
     monkeypatch.setenv("DIBS_URL", "shards:./restored")
     assert shell.json("doctor")["clean"]
     assert shell.json("stats")["tenants"][0]["ready"] == 8
+
+
+def test_one_shard_alone_is_refused(here: Path, shell: Shell) -> None:  # noqa: F811
+    """Neither enqueue nor doctor open a shard by itself; what they say names the set."""
+    shell("enqueue", "work")
+    for command in (["enqueue", "work"], ["doctor"]):
+        shell("--url", "./queue/0", *command, code=3)
+        assert "open the set, shards:./queue" in shell.err
+    assert shell.json("stats")["tenants"][0]["ready"] == 1

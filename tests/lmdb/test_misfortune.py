@@ -27,11 +27,17 @@ def _start(script: str, directory: Path) -> subprocess.Popen[str]:
 async def test_a_clock_that_raises_is_told(directory: Path) -> None:
     """An error in the writer's own code reaches the caller; nobody waits for ever, and close returns."""
 
-    class Broken(ManualClock):
-        def now_ms(self) -> int:
-            raise ZeroDivisionError("no time")
+    class Breaking(ManualClock):
+        broken = False
 
-    store = await open_store(directory, clock=Broken())
+        def now_ms(self) -> int:
+            if self.broken:
+                raise ZeroDivisionError("no time")
+            return super().now_ms()
+
+    clock = Breaking()
+    store = await open_store(directory, clock=clock)
+    clock.broken = True
     for _ in range(2):
         with pytest.raises(DibsError):
             await asyncio.wait_for(store.enqueue("t", [NewTask(command="c")]), SOON_S)

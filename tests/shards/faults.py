@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dibs.checks import Limits
-from dibs.clock import Clock
+from dibs.clock import Clock, SystemClock
 from dibs.errors import StoreCorrupt, StoreUnavailable
 from dibs.ids import key_digest
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_single
 from dibs.stores.local import LocalStore
 from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.sharded.opening import open_shards
@@ -124,9 +124,7 @@ async def open_faulty(url: str, faults: Faults, clock: Clock | None = None, *, c
     async def opener(one: str, create: bool) -> LocalStore:
         number = int(one.rpartition("/")[2])
         faults.check(number)
-        store = await open_store(one, clock=clock, settings=RELAXED, create=create)
-        assert isinstance(store, OrderedStore)
-        return faulty(store, number, faults)
+        return faulty(open_single(one, clock or SystemClock(), RELAXED, create=create), number, faults)
 
     return await open_shards(named, opener, Limits(), create=create)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dibs.clock import ManualClock
 from dibs.errors import StoreUnavailable, UnknownChunk
@@ -20,7 +21,7 @@ from dibs.stores.sharded.store import ShardedStore
 from dibs.task import CHUNK_KEEP_S, Committed, Decision, NewTask, Staged
 from dibs.testing.contract.steps import COMMAND, TENANT, in_slot, sweep_all
 from tests.lmdb.processes import Children
-from tests.shards.faults import Crash, Faults, in_shard, open_faulty
+from tests.shards.faults import RELAXED, Crash, Faults, in_shard, open_faulty
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("at_once")]
 
@@ -168,6 +169,39 @@ async def test_who_stages_and_commits_at_once(store: ShardedStore) -> None:
     answers = await asyncio.gather(*(store.commit_load(TENANT, "load", 1, chunks) for _ in range(10)))
     assert sorted(answer.rows for answer in answers) == [0] * 9 + [120]
     assert await take_all(store) == once(*range(10))
+
+
+@pytest.mark.parametrize("where", ["memory", "lmdb"])
+async def test_a_commit_and_a_drop_at_once(tmp_path: Path, where: str) -> None:
+    """One store commits the chunks that another drops, many times: what the commit says is what is there, all rows or
+    none, and a repeat says the same."""
+    url = f"shards:memory:{tmp_path}?n=4" if where == "memory" else f"shards:{tmp_path / 'set'}?n=4"
+    async with await open_store(url, settings=RELAXED) as mine, await open_store(url, settings=RELAXED) as yours:
+        for n in range(40):
+            chunks = [new_id() for _ in range(5)]
+            for chunk, chunk_id in enumerate(chunks):
+                some = [replace(row, command=f"work-{n}") for row in rows(chunk)]
+                await mine.stage(TENANT, chunk_id, some)
+
+            async def drop(dropped: list[bytes], steps: int) -> None:
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await yours.drop(TENANT, dropped)
+
+            commit = mine.commit_load(TENANT, f"load-{n}", 0, chunks)
+            # Sometimes the drop goes first, sometimes it meets the commit on its way.
+            calls = [drop(chunks, 0), commit] if n % 4 == 0 else [commit, drop(chunks, n)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            told = next(answer for answer in answers if answer is not None)
+            [queue] = (await mine.stats(TENANT, [f"work-{n}"])).queues
+            if isinstance(told, UnknownChunk):
+                assert queue.ready == 0
+                with pytest.raises(UnknownChunk):
+                    await yours.commit_load(TENANT, f"load-{n}", 0, chunks)
+            else:
+                assert (told, queue.ready) == (Committed(60), 60)
+                assert await yours.commit_load(TENANT, f"load-{n}", 0, chunks) == Committed(0, already=True)
+        assert (await yours.doctor()).clean
 
 
 # ------------------------------------------------------------------------------------------------------------ crashes

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dibs.clock import ManualClock
+from dibs.clock import ManualClock, SystemClock
 from dibs.errors import ShardMismatch, StoreMissing, UnknownScheme
-from dibs.stores import open_store
+from dibs.ids import id_to_text
+from dibs.stores import open_single, open_store
 from dibs.stores.sharded import table
 from dibs.stores.sharded.table import membership_of
 from dibs.stores.sharded.urls import Named, listed, parse
+from dibs.task import NewTask
 from dibs.testing.contract.steps import TENANT, in_slot, look, put
 from tests.lmdb.processes import Children
 from tests.shards.faults import RELAXED, Crash, directories
@@ -100,6 +102,67 @@ async def test_a_store_with_tasks_is_no_new_shard(tmp_path: Path) -> None:
         assert (await look(plain, task_id)).id == task_id
 
 
+async def test_a_plain_store_does_not_become_a_set(tmp_path: Path) -> None:
+    """A directory that is a store by itself is refused as that of a set, to make or to open, and stays as it is."""
+    async with await open_store(tmp_path / "store", settings=RELAXED) as plain:
+        task_id = await put(plain)
+    for url in (f"shards:{tmp_path / 'store'}?n=2", f"shards:lmdb:{tmp_path / 'store'}/"):
+        for create in (True, False):
+            with pytest.raises(ShardMismatch, match="holds a plain store"):
+                await open_store(url, settings=RELAXED, create=create)
+    assert directories(tmp_path / "store") == []
+    async with await open_store(tmp_path / "store", settings=RELAXED) as plain:
+        assert (await look(plain, task_id)).id == task_id
+
+
+async def test_a_set_does_not_become_a_plain_store(tmp_path: Path) -> None:
+    """A directory that holds a set is refused as that of a store, which says how to open it."""
+    directory = tmp_path / "set"
+    async with await open_store(f"shards:{directory}?n=2", settings=RELAXED):
+        pass
+    for url in (f"lmdb:{directory}", str(directory)):
+        for create in (True, False):
+            with pytest.raises(ShardMismatch, match=f"open it as shards:{directory}"):
+                await open_store(url, settings=RELAXED, create=create)
+    assert sorted(names(directory)) == ["0", "1"]
+
+
+async def test_a_shard_is_not_opened_by_itself(tmp_path: Path, clock: ManualClock) -> None:
+    """What is a shard says so, and of which set, while that is open and after; the set is not disturbed."""
+    base = f"shards:{tmp_path / 'set'}"
+    async with await open_store(f"{base}?n=2", clock=clock, settings=RELAXED) as store:
+        task_id = await put(store)
+        with pytest.raises(ShardMismatch, match=f"shard 1 of a set of 2: open the set, {base}$"):
+            await open_store(f"lmdb:{tmp_path / 'set' / '1'}", clock=clock, settings=RELAXED)
+        assert (await look(store, task_id)).id == task_id
+    for create in (True, False):
+        with pytest.raises(ShardMismatch, match="shard 0"):
+            await open_store(tmp_path / "set" / "0", settings=RELAXED, create=create)
+    async with await open_store(["memory:a", "memory:b"], clock=clock):
+        with pytest.raises(ShardMismatch, match=r"shard 1 of a set of 2: open the set, shards:\["):
+            await open_store("memory:b", clock=clock)
+    async with await open_store(base, settings=RELAXED) as store:
+        assert (await look(store, task_id)).id == task_id
+
+
+async def test_the_doctor_finds_what_is_in_the_wrong_shard(clock: ManualClock) -> None:
+    """Tasks and rows of loads that somebody put into a shard by itself are problems if they belong elsewhere."""
+    async with await open_store("shards:memory:wrong?n=2", clock=clock) as store:
+        await put(store, id=in_slot(0))
+        async with open_single("memory:wrong/0", clock, RELAXED, create=False) as shard:
+            chunk = in_slot(3)
+            await put(shard, id=in_slot(2))
+            assert (await store.doctor()).clean
+            task_id = await put(shard, id=in_slot(1))
+            await shard.stage(TENANT, chunk, [NewTask(command="work")])
+            await shard.commit_load(TENANT, "load", 0, [chunk])
+        report = await store.doctor()
+        assert report.tasks == 4
+        assert [problem.what.startswith("shard 0: in a shard") for problem in report.problems] == [True, True]
+        assert id_to_text(task_id) in report.problems[0].where
+        assert not (await store.doctor(mend=True)).clean
+
+
 async def test_nothing_is_made_without_create(tmp_path: Path) -> None:
     """Where there is no set, opening without `create` says so and leaves nothing behind."""
     for url in (f"shards:{tmp_path / 'set'}?n=2", f"shards:{tmp_path / 'set'}", f"shards:[{tmp_path / 'a'}]"):
@@ -120,7 +183,7 @@ async def test_who_stopped_in_the_middle_is_no_hindrance(tmp_path: Path, monkeyp
         patched.setattr("dibs.stores.sharded.opening.join", stops)
         with pytest.raises(Crash):
             await open_store(f"shards:{tmp_path / 'set'}?n=3", settings=RELAXED)
-    async with await open_store(f"lmdb:{tmp_path / 'set' / '0'}", settings=RELAXED) as first:
+    async with open_single(f"lmdb:{tmp_path / 'set' / '0'}", SystemClock(), RELAXED, create=False) as first:
         member = await membership_of(first)
     async with await open_store(f"shards:{tmp_path / 'set'}", settings=RELAXED) as store:
         await put(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from dibs import Dibs
 from dibs.clock import ManualClock
 from dibs.errors import InvalidOption
-from dibs.task import Event, EventKind, QueueConfig, Status
+from dibs.task import Event, EventKind, KeyLimit, QueueConfig, QueueLimits, Status
 from dibs.worker import Summary, Worker, WorkerOptions
+from tests.app.conftest import close_all
 from tests.worker.steps import LIMIT_S, declare, drained, eventually, journal, working
 
 
@@ -234,6 +236,61 @@ async def test_a_drain_of_nothing_ends(app: Dibs) -> None:
     assert await drained(app) == Summary()
     await work.options(delay_s=60).aenqueue()
     assert await drained(app) == Summary()
+
+
+LIMITS = {
+    "rate": QueueLimits(per_key=KeyLimit(rate=1, burst=1)),
+    "cap": QueueLimits(in_flight=1),
+    "cap of a key": QueueLimits(per_key=KeyLimit(in_flight=1)),
+}
+
+
+@pytest.fixture
+def timely(url: str) -> Iterator[Dibs]:
+    """An app whose time goes on."""
+    opened = Dibs(url)
+    yield opened
+    close_all(opened)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("tenants", [(), ("*",), ("default", "other")])
+async def test_a_drain_waits_for_limits(
+    timely: Dibs, limit: str, tenants: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is ready and held back by a limit is run before a drain ends, also if it is a lease of somebody who died
+    that uses the limit up; once, it says what it waits for. What is paused or delayed does not keep it."""
+    caplog.set_level("INFO", "dibs.worker")
+    work = declare(timely, "loop", lambda value: value)
+    await timely.ask(lambda store: store.configure("default", "work", QueueConfig(limits=LIMITS[limit])))
+    await timely.ask(lambda store: store.configure("other", "work", QueueConfig(paused=True)))
+    await work.options(delay_s=60).aenqueue()
+    await work.options(tenant="other").aenqueue()
+    for _ in range(3):
+        await work.options(limit_key="k").aenqueue()
+    if limit != "rate":
+        assert len(await timely.ask(lambda store: store.claim("default", ["work"], limit=1, lease_s=1))) == 1
+    assert await drained(timely, tenants=tenants) == Summary(completed=3)
+    [told] = [record.getMessage() for record in caplog.records if "held back" in record.getMessage()]
+    assert told.endswith(": 2 of work")
+
+
+async def test_a_drain_does_not_wait_for_a_clock_that_stands(app: Dibs, clock: ManualClock) -> None:
+    """Where a test moves the clock, what a limit holds back stays until it has."""
+    work = declare(app, "loop", lambda value: value)
+    await app.ask(lambda store: store.configure("default", "work", QueueConfig(limits=LIMITS["rate"])))
+    await work.options(limit_key="k").amap([1, 2, 3])
+    assert await drained(app) == Summary(completed=1)
+    clock.advance(1)
+    assert await drained(app) == Summary(completed=1)
+
+
+async def test_a_paused_tenant_is_left_alone(timely: Dibs) -> None:
+    """A drain ends while all that is ready is in queues of a tenant that is paused."""
+    work = declare(timely, "loop", lambda value: value)
+    await timely.ask(lambda store: store.configure("default", "*", QueueConfig(paused=True)))
+    await work.aenqueue(1)
+    assert await drained(timely) == Summary()
 
 
 async def test_a_paused_queue_is_left_alone(app: Dibs) -> None:

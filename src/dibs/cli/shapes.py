@@ -62,6 +62,8 @@ def task_shape(task: Task) -> Json:
         "error": msgspec.to_builtins(task.error),
         "result": None if task.result is None else result_shape(task.result),
         "traceparent": task.traceparent,
+        "limit_key": task.limit_key,
+        "limit_cost": task.limit_cost,
     }
 
 

@@ -268,6 +268,8 @@ def _fields(task: Task) -> list[tuple[str, Cell]]:
         ("reason", task.reason),
         ("cancelling", "the worker is told at its next heartbeat" if task.cancel_requested else None),
         ("key", task.key),
+        ("limit key", task.limit_key),
+        ("limit cost", None if task.limit_key is None else str(task.limit_cost)),
         ("priority", str(task.priority)),
         ("attempts", tries),
         ("enqueued", _time(task.enqueued_ms)),

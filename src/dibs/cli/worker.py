@@ -57,7 +57,7 @@ dibs worker shop/tasks.py:app --reload
     show_default=True,
     help="Worker processes, each with all of that.",
 )
-@click.option("--drain", is_flag=True, help="End when nothing is left to claim; what is delayed stays.")
+@click.option("--drain", is_flag=True, help="End when nothing is ready; what is delayed or paused stays.")
 @click.option("--reload", is_flag=True, help="Restart when a Python file below the working directory changes.")
 @click.option("--grace", type=DURATION, default=USUAL.grace_s, help="How long tasks may end after SIGTERM.  [30s]")
 @click.option("--give-up", type=DURATION, default=USUAL.give_up_s, help="End if the store is silent so long.  [60s]")

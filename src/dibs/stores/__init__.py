@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dibs.checks import Limits
 from dibs.clock import Clock, SystemClock
-from dibs.errors import MissingDriver, UnknownScheme
+from dibs.errors import MissingDriver, StoreCorrupt, UnknownScheme
 from dibs.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,13 +49,20 @@ async def open_store(
     if isinstance(url, list | tuple):
         return await _sharded([_text(one) for one in url], clock, settings, create)
     url = _text(url)
+    if url.startswith("shards:"):
+        return await _sharded(url.removeprefix("shards:"), clock, settings, create)
+    store = open_single(url, clock, settings, create=create)
+    await _check_alone(store, url)
+    return store
+
+
+def open_single(url: str, clock: Clock, settings: Settings, *, create: bool) -> OrderedStore:
+    """Opens a store that is no set, whether it belongs to one or not: only the set should have a shard of its own."""
     scheme, colon, rest = url.partition(":")
     if colon and scheme == "memory":
         return _ordered(_memory(rest, clock), settings)
     if colon and scheme == "lmdb":
         return _ordered(_lmdb(rest, clock, settings, create), settings)
-    if colon and scheme == "shards":
-        return await _sharded(rest, clock, settings, create)
     if not url or _SCHEME.match(url):
         raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards: or memory:")
     return _ordered(_lmdb(url, clock, settings, create), settings)
@@ -106,10 +113,23 @@ async def _sharded(named: str | Sequence[str], clock: Clock, settings: Settings,
     from dibs.stores.sharded.urls import listed, parse
 
     async def opener(url: str, create: bool) -> LocalStore:
-        return await open_store(url, clock=clock, settings=settings, create=create)
+        return open_single(url, clock, settings, create=create)
 
     whole = parse(named) if isinstance(named, str) else listed(named)
     return await open_shards(whole, opener, _limits(settings), create=create)
+
+
+async def _check_alone(store: OrderedStore, url: str) -> None:
+    """Refuses a shard that is opened by itself."""
+    from dibs.stores.sharded.table import check_alone
+
+    try:
+        await check_alone(store, url)
+    except StoreCorrupt:
+        pass  # The doctor can still be asked.
+    except BaseException:
+        await store.close()
+        raise
 
 
 def _limits(settings: Settings) -> Limits:

@@ -18,8 +18,9 @@ class LocalStore(Store):
         """Names this store."""
 
     @abc.abstractmethod
-    async def doctor(self, *, mend: bool = False) -> Report:
-        """Checks every invariant of the store; with `mend`, repairs what it can and looks again.
+    async def doctor(self, *, mend: bool = False, slots: bytes | None = None) -> Report:
+        """Checks every invariant of the store; with `mend`, repairs what it can and looks again. `slots`: of a shard,
+        those that are its own; a task of another is a problem, which only who enqueued it can mend.
 
         Reads everything: minutes for many millions of tasks. Nothing else stops meanwhile.
         """

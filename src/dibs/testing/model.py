@@ -216,6 +216,8 @@ class Known:
             reason=self.reason,
             error=None if self.status is Status.COMPLETED else self.error,
             progress=self.progress,
+            limit_key=None if self.unkept else self.new.limit_key,
+            limit_cost=1 if self.unkept else self.new.limit_cost,
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from dibs.task import BATCH_MAX, Kind, Lease, Settlement
+from dibs.checks import ALL_TENANTS
+from dibs.clock import SystemClock
+from dibs.task import BATCH_MAX, Kind, Lease, Settlement, TenantPage
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane
 from dibs.worker.link import Link
@@ -33,6 +35,8 @@ class Claimer:
         self._commands = list(commands)
         self._worker = worker
         self._begin = begin
+        self._ready_in: str | None = None
+        """The tenant that had something ready when somebody asked last."""
 
     async def run(self, *, alone: bool) -> None:
         """Claims for ever. One that has the lane for itself waits with all its free slots; one that shares it with
@@ -62,6 +66,35 @@ class Claimer:
         finally:
             self.lane.slots.give_back(reserved - taken)
         return taken
+
+    async def ready(self) -> dict[str, int]:
+        """Returns how many tasks are ready in its queues, those left out that are paused; of all tenants, the counts of
+        one that has any. Empty too under a clock that is moved by hand: nobody moves it while somebody waits."""
+        if not isinstance(self.link.app.clock or SystemClock(), SystemClock):
+            return {}
+        if self._ready_in is not None and (found := await self._ready_of(self._ready_in)):
+            return found
+        cursor: str | None = None
+        while True:
+            page = await self._tenants(cursor)
+            for tenant in page.tenants:
+                if found := await self._ready_of(tenant):
+                    self._ready_in = tenant
+                    return found
+            cursor = page.cursor
+            if cursor is None:
+                return {}
+
+    async def _tenants(self, cursor: str | None) -> TenantPage:
+        if self.tenant != ALL_TENANTS:
+            return TenantPage([self.tenant])
+        return await self.link.ask(lambda store: store.tenants(cursor=cursor))
+
+    async def _ready_of(self, tenant: str) -> dict[str, int]:
+        stats = await self.link.ask(lambda store: store.stats(tenant, self._commands))
+        if stats.total.paused:
+            return {}
+        return {queue.command: queue.ready for queue in stats.queues if queue.ready and not queue.paused}
 
     async def _claim(self, limit: int, wait_s: float) -> list[Lease]:
         commands = self._next_commands()

@@ -65,7 +65,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     give_up_s: float = 60.0
     """How long a store may stay silent before the worker ends with an error."""
     drain: bool = False
-    """End when nothing is left to claim."""
+    """End when nothing is ready any more that it could run. What a limit holds back is waited for; what is paused or
+    delayed stays."""
     create: bool = True
     """Make a store that does not exist yet."""
 
@@ -118,6 +119,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._quiet = asyncio.Event()
         self._voice: Voice | None = None
+        self._told_held_back = False
         Here.refuse("starts a worker")
         _check_functions(self.apps, self.options.commands)
 
@@ -230,7 +232,7 @@ class Worker:
             task.result()
 
     async def _drain_queues(self) -> None:
-        """Claims until nothing is left that could be claimed now and nothing runs that could enqueue more."""
+        """Claims until nothing is ready any more and nothing runs that could enqueue more."""
         while True:
             self._quiet.clear()
             # Looked at before the claims: what ends later may have enqueued something that they missed. Handlers that
@@ -240,12 +242,24 @@ class Worker:
             taken = 0
             for claimer in self._claimers:
                 taken += await claimer.take(1_000)
-            if not taken and idle:
+            if not taken and idle and not await self._held_back():
                 return
             if not taken:
-                # A running handler may have enqueued something, and may wait for it.
+                # A running handler may have enqueued something, and may wait for it; a limit may let something go.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._quiet.wait(), DRAIN_LOOK_S)
+
+    async def _held_back(self) -> bool:
+        """True while something is ready that no claim gets: its limit is used up, by others perhaps who died."""
+        for claimer in self._claimers:
+            ready = await claimer.ready()
+            if ready:
+                if not self._told_held_back:
+                    self._told_held_back = True
+                    queues = ", ".join(f"{count} of {command}" for command, count in sorted(ready.items()))
+                    log.info("draining: waiting for what is still ready, and perhaps held back by a limit: %s", queues)
+                return True
+        return False
 
     async def _drain_jobs(self, background: list[asyncio.Task[None]]) -> None:
         """Lets running handlers end, then stops and releases what is left; returns when the store knows everything."""

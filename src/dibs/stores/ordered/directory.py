@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dibs.errors import ForeignDirectory, NetworkFileSystem
+from dibs.errors import ForeignDirectory, NetworkFileSystem, ShardMismatch
 
 OWN_NAMES = frozenset({"data.mdb", "lock.mdb", "turnstile", "wake"})
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -22,6 +22,8 @@ def check_directory(directory: Path) -> None:
         # Another process may be making the store at this moment, and then its files come one by one.
         names = {path.name for path in directory.iterdir()}
         if "data.mdb" not in names and not names <= OWN_NAMES:
+            if any((directory / name / "data.mdb").exists() for name in names if name.isdecimal()):
+                raise ShardMismatch(f"{directory} holds a set of shards: open it as shards:{directory}")
             raise ForeignDirectory(f"{directory} is not empty and not a dibs store: name a new or empty directory")
     check_file_system(directory)
 

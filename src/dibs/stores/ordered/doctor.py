@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from dibs.ids import CHUNK_BYTES, ID_BYTES, id_to_text, key_digest
+from dibs.ids import CHUNK_BYTES, ID_BYTES, id_to_text, key_digest, slot_of
 from dibs.stores.ordered.chunks import Chunk, ChunkRows, block_entry, due_ms, read_chunk, read_head, stands
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
@@ -110,11 +110,11 @@ class Report(Struct):
             self.problems.append(Problem(what, where if isinstance(where, str) else repr(where)))
 
 
-def examine(txn: ReadTxn) -> Report:
-    """Reads everything on one consistent view."""
+def examine(txn: ReadTxn, slots: bytes | None = None) -> Report:
+    """Reads everything on one consistent view. With `slots`, tasks of others do not belong here."""
     report = Report()
     for name in _tenants(txn):
-        _examine_tenant(txn, tenant_keys(name), report)
+        _examine_tenant(txn, tenant_keys(name), report, slots)
     for key, _ in _items(txn, DUE):
         at_ms, queue = parse_due_key(key)
         if txn.get(queue.due) != ms8(at_ms):
@@ -123,7 +123,7 @@ def examine(txn: ReadTxn) -> Report:
     return report
 
 
-def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
+def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report, slots: bytes | None) -> None:
     counts: Counter[bytes] = Counter()
     uses = Recount(tenant)
     earliest: dict[QueueKeys, int] = {}
@@ -142,10 +142,12 @@ def _examine_tenant(txn: ReadTxn, tenant: TenantKeys, report: Report) -> None:
         uses.add(state)
         for what in _task_problems(txn, queue, task_id, state):
             report.add(what, f"{tenant.name} {id_to_text(task_id)}")
+        _examine_slot(tenant, task_id, slots, report)
         if state.place in (LEASED, DELAYED):
             earliest[queue] = min(earliest.get(queue, from8(state.rank[:8])), from8(state.rank[:8]))
-    for queue, state in _examine_chunks(txn, tenant, report):
+    for queue, task_id, state in _examine_chunks(txn, tenant, report):
         report.tasks += 1
+        _examine_slot(tenant, task_id, slots, report)
         _count(counts, queue, state)
         if state.place == DELAYED:
             earliest[queue] = min(earliest.get(queue, state.due_ms), state.due_ms)
@@ -181,7 +183,13 @@ def _task_problems(txn: ReadTxn, queue: QueueKeys, task_id: bytes, state: State)
         yield "a token without a lease, or a lease without a token"
 
 
-def _examine_chunks(txn: ReadTxn, tenant: TenantKeys, report: Report) -> Iterator[tuple[QueueKeys, State]]:
+def _examine_slot(tenant: TenantKeys, task_id: bytes, slots: bytes | None, report: Report) -> None:
+    if slots is not None and slot_of(task_id) not in slots:
+        where = f"{tenant.name} {id_to_text(task_id)}"
+        report.add("in a shard that its id does not belong to: it is run, but not found by its id", where)
+
+
+def _examine_chunks(txn: ReadTxn, tenant: TenantKeys, report: Report) -> Iterator[tuple[QueueKeys, bytes, State]]:
     """Yields the rows of loads that have no records of their own."""
     expiring = set(_expiring_chunks(txn, tenant))
     for key, value in _items(txn, tenant.head):
@@ -205,7 +213,7 @@ def _examine_chunks(txn: ReadTxn, tenant: TenantKeys, report: Report) -> Iterato
                     report.add("a block is ready, and the ready index does not know", key)
                 if txn.get(tenant.state + chunk.id(row)) is not None:
                     report.add("row of a block with a state of its own", f"{tenant.name} {id_to_text(chunk.id(row))}")
-                yield queue, state
+                yield queue, chunk.id(row), state
     for key, _ in _items(txn, tenant.chunk):
         if txn.get(tenant.head + key[len(tenant.chunk) :]) is None:
             report.add("rows of a chunk without a head", key)

@@ -385,17 +385,17 @@ class OrderedStore(LocalStore):
             return known
         return await self._lane().transact(lambda txn: admin.fact(txn, name, value))
 
-    async def doctor(self, *, mend: bool = False) -> Report:
+    async def doctor(self, *, mend: bool = False, slots: bytes | None = None) -> Report:
         """Checks every invariant of the store on one consistent view; with `mend`, repairs what it can and looks again.
 
         Reads everything: minutes for many millions of tasks. Nothing else stops meanwhile.
         """
         self._check_open()
-        report = await asyncio.to_thread(self._engine.read, examine)
+        report = await asyncio.to_thread(self._engine.read, lambda txn: examine(txn, slots))
         if not mend or report.clean:
             return report
         await self._lane().transact(repair)
-        return await asyncio.to_thread(self._engine.read, examine)
+        return await asyncio.to_thread(self._engine.read, lambda txn: examine(txn, slots))
 
     async def backup(self, directory: str | os.PathLike[str]) -> None:
         """Copies the store, as of one moment, into a new directory, while everything goes on."""

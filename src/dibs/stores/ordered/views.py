@@ -133,6 +133,8 @@ def _task(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Tas
         progress=state.progress,
         timeout_s=body.timeout_ms / 1000 if body.timeout_ms else None,
         traceparent=body.traceparent,
+        limit_key=body.limit_key,
+        limit_cost=body.limit_cost,
     )
 
 

@@ -30,6 +30,7 @@ ASKED_WRONG = (UnknownScheme, MissingDriver, ModeMismatch, NewerFormat, NetworkF
 
 async def open_shards(named: Named, opener: Opener, limits: Limits, *, create: bool) -> ShardedStore:
     """Opens the set, or makes it. Of a set that exists some shards may be down: they are tried again later."""
+    named.check_place()
     urls = named.shard_urls(named.count or await _count(named, opener, create))
     found: list[LocalStore | StoreError] = []
     try:

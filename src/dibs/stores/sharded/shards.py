@@ -48,11 +48,15 @@ class Shards:
         """That of something of a tenant's that has a name and no id: a worker, a load."""
         return self.of_id(key_digest(tenant, "", name))
 
+    def slots_of(self, number: int) -> bytes:
+        """The slots of a shard."""
+        return self._slots[number]
+
     def placed(self, task_id: bytes, number: int) -> bytes:
         """Returns an id like this one, in a slot of the given shard."""
         if self.of_id(task_id) == number:
             return task_id
-        slots = self._slots[number]
+        slots = self.slots_of(number)
         return task_id[:-1] + bytes((slots[slot_of(task_id) % len(slots)],))
 
     def from_on(self, start: int | None = None) -> list[Shard]:

@@ -622,13 +622,14 @@ class ShardedStore(LocalStore):
         self._check_open()
         return await self._shards.all[0].ask(lambda store: store._fact(name, value))
 
-    async def doctor(self, *, mend: bool = False) -> Report:
+    async def doctor(self, *, mend: bool = False, slots: bytes | None = None) -> Report:  # noqa: ARG002 it has all
         """Examines one shard after the other; a problem says which it is in, and one that does not answer is one."""
         self._check_open()
         total = Report(problems=[])
         for shard in self._shards.all:
             try:
-                report = await shard.ask(lambda store: store.doctor(mend=mend))
+                own = self._shards.slots_of(shard.number)
+                report = await shard.ask(lambda store: store.doctor(mend=mend, slots=own))  # noqa: B023 asked at once
             except StoreUnavailable as error:
                 total.add(str(error), shard.url)
                 continue

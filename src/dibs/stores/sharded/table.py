@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from dibs.errors import ShardMismatch
+from dibs.settings import mask
 from dibs.stores.local import LocalStore
 from dibs.stores.sharded.urls import SLOTS
 
@@ -58,6 +59,18 @@ async def join(store: LocalStore, member: Membership) -> Membership:
         )
     stored = await store._fact(MEMBERSHIP, msgspec.msgpack.encode(member))
     return msgspec.msgpack.decode(stored or b"", type=Membership)
+
+
+async def check_alone(store: LocalStore, url: str) -> None:
+    """Refuses a shard that is opened as if it were a whole store: what is enqueued there is in the wrong place."""
+    member = await membership_of(store)
+    if member is not None:
+        base, _, last = url.rstrip("/").rpartition("/")
+        named = base and last == str(member.number)
+        whole = f"shards:{base.removeprefix('lmdb:')}" if named else "shards:[…] with all of them in their order"
+        raise ShardMismatch(
+            f"{mask(url)} is shard {member.number} of a set of {member.count}: open the set, {mask(whole)}"
+        )
 
 
 def check(found: Membership | None, member: Membership, url: str) -> None:

@@ -48,9 +48,22 @@ class Named(Struct, frozen=True):
             return ()
         if self.base.startswith("memory:"):
             return self.shard_urls(1)
-        directory = Path(self.base.removeprefix("lmdb:"))
-        found = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+        directory = self.directory()
+        found = [path.name for path in directory.iterdir()] if directory is not None and directory.is_dir() else []
         return tuple(f"{self.base}/{number}" for number in sorted(int(name) for name in found if name.isdecimal()))
+
+    def directory(self) -> Path | None:
+        """Returns the directory that all shards are in, if the text names one."""
+        return Path(self.base.removeprefix("lmdb:")) if self.base.startswith("lmdb:") else None
+
+    def check_place(self) -> None:
+        """Refuses a directory that is a store by itself: its tasks would not be seen in the set."""
+        directory = self.directory()
+        if directory is not None and (directory / "data.mdb").exists():
+            raise ShardMismatch(
+                f"{directory} holds a plain store: open it as lmdb:{directory}, and name another directory for a set "
+                "of shards"
+            )
 
 
 def parse(text: str) -> Named:

@@ -63,7 +63,16 @@ class TestEnqueue:
 
     async def test_options_travel_to_the_worker(self, store: Store) -> None:
         """A lease carries what its worker needs to know of the task."""
-        task_id = await put(store, priority=4, max_attempts=7, timeout_s=12.5, key="k", traceparent="00-ab-cd-01")
+        task_id = await put(
+            store,
+            priority=4,
+            max_attempts=7,
+            timeout_s=12.5,
+            key="k",
+            traceparent="00-ab-cd-01",
+            limit_key="l",
+            limit_cost=3,
+        )
         lease = await take(store)
         assert (lease.id, lease.tenant, lease.command) == (task_id, TENANT, COMMAND)
         assert (lease.priority, lease.max_attempts, lease.timeout_s) == (4, 7, 12.5)
@@ -71,6 +80,7 @@ class TestEnqueue:
         task = await look(store, task_id)
         assert (task.priority, task.max_attempts, task.timeout_s) == (4, 7, 12.5)
         assert (task.key, task.traceparent) == ("k", "00-ab-cd-01")
+        assert (task.limit_key, task.limit_cost) == ("l", 3)
 
     async def test_the_store_mints_missing_ids(self, store: Store) -> None:
         """A task without an id gets one of its own."""
