@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from dibs.ids import DIGEST_BYTES, ID_BYTES, key_digest
 from dibs.stores.ordered.keys import (
     EXPIRE_LIMIT,
@@ -54,10 +56,17 @@ _ALMOST = 1e-6
 _PROMOTED, _DETAIL = EventKind.PROMOTED, Detail(Reason.LIMIT)
 
 
+class Ahead(Struct, frozen=True, gc=False):
+    """Tasks of a key that stand in the queue before one of them, and what they cost."""
+
+    count: int = 0
+    cost: int = 0
+
+
 class KeyLimiter:
     """The limits per key of one queue, within one transaction. Every move of a task that has a limit is told here."""
 
-    __slots__ = ("_changed", "_queue", "_touched", "_uses")
+    __slots__ = ("_changed", "_queue", "_touched", "_uses", "_went_home")
 
     def __init__(self, queue: QueueWork) -> None:
         self._queue = queue
@@ -65,6 +74,8 @@ class KeyLimiter:
         self._changed: set[bytes] = set()
         # Keys whose parked tasks may go home; a dict keeps their order.
         self._touched: dict[bytes, None] = {}
+        # Of those that were overtaken, what has gone home in this step.
+        self._went_home = Ahead()
 
     @property
     def _rule(self) -> KeyLimit | None:
@@ -148,6 +159,7 @@ class KeyLimiter:
         use = self._use(state.limit)
         use.ready[state.priority] += 1
         use.costs[state.priority] += state.cost
+        use.last[state.priority] = max(rank, use.last.get(state.priority, b""))
         state.held = True
         return READY, rank
 
@@ -162,12 +174,18 @@ class KeyLimiter:
 
     def _fits(self, rule: KeyLimit, use: KeyUse, state: State) -> bool:
         """Whether one more task may stand in the queue, beside those that come before it."""
-        if rule.in_flight is not None and use.leased + sum(use.ready[state.priority :]) >= rule.in_flight:
+        ahead = self._ahead(use, state)
+        if rule.in_flight is not None and use.leased + ahead.count >= rule.in_flight:
             return False
-        return rule.rate is None or self._tokens(rule, use) + _ALMOST >= self._needed(rule, use, state)
+        return rule.rate is None or self._tokens(rule, use) + _ALMOST >= min(state.cost, burst_of(rule)) + ahead.cost
 
-    def _needed(self, rule: KeyLimit, use: KeyUse, state: State) -> float:
-        return min(state.cost, burst_of(rule)) + sum(use.costs[state.priority :])
+    def _ahead(self, use: KeyUse, state: State) -> Ahead:
+        """What stands in the queue before a task. Rows of a load are not counted before a claim reaches them, so tasks
+        behind them may have been let in: one that is parked then is ahead of those, and goes home as if they were not
+        there. Some may come before it all the same; it is looked at once more when it is claimed."""
+        if _is_overtaken(use, state):
+            return self._went_home
+        return Ahead(sum(use.ready[state.priority :]), sum(use.costs[state.priority :]))
 
     def _tokens(self, rule: KeyLimit, use: KeyUse) -> float:
         """What may be spent now. A clock that was set back refills from there."""
@@ -180,11 +198,10 @@ class KeyLimiter:
 
     def _room_at_ms(self, rule: KeyLimit, use: KeyUse, state: State) -> int:
         """When time alone gives room to a task that does not fit; 0 if it does not."""
-        if rule.rate is None or (
-            rule.in_flight is not None and use.leased + sum(use.ready[state.priority :]) >= rule.in_flight
-        ):
+        ahead = self._ahead(use, state)
+        if rule.rate is None or (rule.in_flight is not None and use.leased + ahead.count >= rule.in_flight):
             return 0
-        needed = self._needed(rule, use, state)
+        needed = min(state.cost, burst_of(rule)) + ahead.cost
         if needed > burst_of(rule):
             # Some that stand before it have to be claimed, or cancelled, first.
             return 0
@@ -207,7 +224,7 @@ class KeyLimiter:
     def _bring_home(self, limit: bytes) -> None:
         rule, use, queue = self._rule, self._use(limit), self._queue
         prefix = queue.keys.parked + limit
-        timer_ms, start, seen = 0, prefix, 0
+        timer_ms, start, seen, self._went_home = 0, prefix, 0, Ahead()
         while seen < HOME_PER_STEP and use.parked and (room := self._room(rule, use)):
             home = queue.work.txn.scan_keys(start, prefix + b"\xff", room)
             for entry in home:
@@ -216,6 +233,8 @@ class KeyLimiter:
                 if rule is not None and not self._fits(rule, use, state):
                     self._set_timer(limit, use, self._room_at_ms(rule, use, state))
                     return
+                if _is_overtaken(use, state):
+                    self._went_home = Ahead(self._went_home.count + 1, self._went_home.cost + state.cost)
                 queue.unpark(task_id, state, held=rule is not None)
                 queue.event(_PROMOTED, task_id, state.attempts, detail=_DETAIL)
             if not home:
@@ -346,3 +365,8 @@ def expire_use(work: Work, tenant: str, limit: bytes, at_ms: int) -> None:
     stored = work.txn.get(tenant_keys(tenant).limit + limit)
     if stored is not None:
         work.queue(tenant, decode_use(stored).command).limiter.expire(limit, at_ms)
+
+
+def _is_overtaken(use: KeyUse, state: State) -> bool:
+    """Whether a task is parked before one of its key and priority that was let into the queue."""
+    return state.place == PARKED and state.rank[DIGEST_BYTES:] < use.last.get(state.priority, b"")

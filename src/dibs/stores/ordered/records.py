@@ -143,6 +143,8 @@ class KeyUse(Struct, array_like=True, gc=False):
     """When the next parked one can have its tokens, if that is all that it waits for."""
     expires_ms: int = 0
     """When the expiry index looks at this record; 0: it does not name it."""
+    last: dict[int, bytes] = {}
+    """By priority, the last rank that was let into the queue: what is parked before it was overtaken."""
 
     def idle(self) -> bool:
         """True if no task counts here."""

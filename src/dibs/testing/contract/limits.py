@@ -36,6 +36,7 @@ from dibs.testing.contract.steps import (
     drain,
     fail,
     list_all,
+    load,
     look,
     nothing_ready,
     pass_time,
@@ -44,6 +45,7 @@ from dibs.testing.contract.steps import (
     read_events,
     release,
     retry,
+    some_rows,
     soon,
     sweep_all,
     take,
@@ -317,6 +319,22 @@ class TestKeysInFlight:
         await store.enqueue(TENANT, tasks)
         clock.advance(-3)
         assert [lease.priority for lease in await store.claim(TENANT, [COMMAND], limit=3)] == [9, 1]
+
+    async def test_rows_of_a_load_are_not_overtaken(self, store: Store) -> None:
+        """Rows that had to be parked start before tasks of their key that came after the load and were let in while no
+        claim had reached it."""
+        await limit_keys(store, in_flight=2)
+        await put(store, limit_key="k")
+        await take(store)
+        first, second = await load(store, some_rows(2, limit_key="k"))
+        other = await put(store, id=beside("k"))
+        later = await put(store, limit_key="k")
+        leases = {lease.id: lease for lease in await take_many(store, 2)}
+        assert {*leases} == {first, other}
+        await complete(store, leases[first])
+        assert [lease.id for lease in await store.claim(TENANT, [COMMAND], limit=5)] == [second]
+        await complete(store, leases[other])
+        assert (await look(store, later)).place is Place.READY
 
     async def test_cancelling_makes_room(self, store: Store) -> None:
         """A cancelled task, waiting in the queue, parked or in progress, leaves its place to the next."""
