@@ -19,6 +19,10 @@
     │   ├── TaskCancelled      it was cancelled, or not started in time
     │   ├── TaskUnfinished     it has not ended yet; ask again, or wait longer
     │   └── TaskUnknown        there is no such task, or its result is no longer kept
+    ├── AccessError            what a server says to a token
+    │   ├── Unauthenticated    bring a valid token: it is missing, expired, or not for this server
+    │   └── Forbidden          the token does not allow this: use another one
+    ├── LimitExceeded          wait as long as ``retry_after_s`` says, then repeat the call
     ├── JournalError
     │   ├── JournalReset       the cursor belongs to another store; start from the oldest event
     │   └── JournalTrimmed     events were trimmed before they were read; decide whether to go on
@@ -156,6 +160,39 @@ class TaskUnknown(TaskError):
     """There is no such task in this tenant, or its result is no longer kept."""
 
     code = "task_unknown"
+
+
+class AccessError(DibsError):
+    """A server does not let this caller do this."""
+
+    code = "access"
+
+
+class Unauthenticated(AccessError):
+    """The token is missing, expired, or not one that this server accepts. Bring a valid one."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(AccessError):
+    """The token is valid and does not allow this: another tenant, scope or command. Use one that does."""
+
+    code = "forbidden"
+
+
+class LimitExceeded(DibsError):
+    """A limit of the tenant is reached, and nothing was changed. Wait for `retry_after_s`, then repeat the call."""
+
+    code = "limit_exceeded"
+
+    retry_after_s = 1.0
+
+    @classmethod
+    def until(cls, retry_after_s: float, message: str) -> LimitExceeded:
+        """Returns the error with the time to wait."""
+        error = cls(message)
+        error.retry_after_s = retry_after_s
+        return error
 
 
 class JournalError(DibsError):

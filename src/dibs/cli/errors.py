@@ -11,12 +11,14 @@ import click
 import msgspec
 
 from dibs.errors import (
+    AccessError,
     DibsError,
     InvalidInput,
     JournalError,
     JournalReset,
     JournalTrimmed,
     LeaseLostError,
+    LimitExceeded,
     ModeMismatch,
     StoreCorrupt,
     StoreError,
@@ -48,6 +50,7 @@ class Exit(IntEnum):
     NOT_FOUND = 4, "there is no such task"
     TIMED_OUT = 5, "the time to wait ran out"
     JOURNAL = 6, "the journal cannot be read from that cursor"
+    DENIED = 7, "the server does not allow it: the token, or a limit of the tenant"
     INTERNAL = 70, "a fault of dibs itself; please report the traceback"
     INTERRUPTED = 130, "interrupted (Ctrl-C), or a question was not answered"
     PIPE = 141, "whoever read the output went away, as with `| head`"
@@ -61,6 +64,8 @@ EXIT_OF: dict[type[DibsError], Exit] = {
     TaskUnfinished: Exit.TIMED_OUT,
     TaskUnknown: Exit.NOT_FOUND,
     JournalError: Exit.JOURNAL,
+    AccessError: Exit.DENIED,
+    LimitExceeded: Exit.DENIED,
     StoreError: Exit.STORE,
 }
 
