@@ -18,6 +18,7 @@ from dibs.checks import check_command, check_label, check_tenant
 from dibs.cli.context import DURATION, Group, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import Cell, Column, echo_json, echo_table, note, plural
+from dibs.cli.shapes import time_text
 from dibs.errors import InvalidInput, MissingDriver
 from dibs.server.auth import Scope
 from dibs.server.tokens import StaticToken, add_token, hash_of, load_tokens, new_token, remove_token
@@ -76,8 +77,8 @@ _file_option = click.option("--file", "-f", type=FILE, required=True, help="The 
     "new",
     examples="""
     dibs token new -f tokens.toml --tenant acme --subject web --scope enqueue
-    dibs token new -f tokens.toml --subject thumbs -s claim -c thumbnail --expires 90d
-    DIBS_TOKEN=$(dibs token new -f tokens.toml --subject ann --scope admin)
+    dibs token new -f tokens.toml --subject w -s claim -c mail --expires 90d
+    dibs token new -f tokens.toml --subject ann --scope admin > token
     """,
 )
 @_file_option
@@ -260,8 +261,8 @@ def jwks(files: tuple[Path, ...]) -> int:
 @token.command(
     "jwt",
     examples="""
-    dibs token jwt --secret-file secret -i me -a dibs --subject web --scope enqueue
-    dibs token jwt --key-file private.json -i me -a dibs --subject w -s claim -c mail
+    dibs token jwt --secret-file secret -i me -a dibs --subject web -s enqueue
+    dibs token jwt --key-file key.pem -i me -a dibs --subject w -s claim -c mail
     """,
 )
 @click.option("--secret-file", type=FILE, help="Sign by HS256 with the secret in this file.")
@@ -349,7 +350,9 @@ def _read_key(file: Path) -> Key:
     text = data.lstrip()
     for kind in (RSAKey, ECKey, OKPKey):
         try:
-            found = kind.import_key(json.loads(text) if text.startswith(b"{") else text)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about short keys, which the next lines refuse
+                found = kind.import_key(json.loads(text) if text.startswith(b"{") else text)
             found.ensure_kid()
             read_public_key(found.as_dict(private=False))
         except (JoseError, ValueError, TypeError, KeyError):
@@ -393,4 +396,4 @@ def _in(expires_s: float) -> datetime:
 
 
 def _time_text(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+    return str(time_text(round(at.timestamp() * 1000)))
