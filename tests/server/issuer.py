@@ -79,7 +79,7 @@ class JwksServer:
         self.asked = 0
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1

@@ -103,9 +103,12 @@ class UrlSource:
 
     algorithms = frozenset(_ALGORITHM_OF.values())
 
-    def __init__(self, url: str, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = FETCH_TIMEOUT_S, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         check_jwks_url(url)
         self._url = url
+        self._timeout_s = timeout_s
         self._now_s = now_s
         self._known: Sequence[Key] = ()
         self._fetched_s: float | None = None
@@ -160,7 +163,7 @@ class UrlSource:
     async def _get(self) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # Uncompressed, or not at all: a few bytes could become gigabytes.
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},

@@ -200,7 +200,7 @@ def _written(token: StaticToken) -> str:
     lines = [_TABLE]
     for field, value in msgspec.structs.asdict(token).items():
         if isinstance(value, datetime):
-            lines.append(f"{field} = {value.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
+            lines.append(f"{field} = {value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z")
         elif value is not None:
             lines.append(f"{field} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
@@ -217,6 +217,8 @@ def _without(text: str, name: str) -> str:
 
 
 def _is_named(part: Sequence[str], name: str) -> bool:
+    if not part or not part[0].strip().startswith(_TABLE):
+        return False
     try:
         tables = tomllib.loads("".join(part)).get("tokens")
     except tomllib.TOMLDecodeError:
