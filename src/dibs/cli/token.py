@@ -30,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SECRET_RANDOM_BYTES = 48
 EXPIRES_MAX_S = 10 * 366 * 86_400.0
+SCOPES = [scope.value for scope in Scope]
 FILE = click.Path(dir_okay=False, path_type=Path)
 ALGORITHMS = {"RS256": ("RSA", 3072), "ES256": ("EC", "P-256"), "EdDSA": ("OKP", "Ed25519")}
 
@@ -58,7 +59,7 @@ def _grant_options(command: F) -> F:
             help="Only this command; may be repeated. Default: all.",
         ),
         click.option(
-            "--scope", "-s", "scopes", multiple=True, required=True, type=click.Choice([*Scope]),
+            "--scope", "-s", "scopes", multiple=True, required=True, type=click.Choice(SCOPES),
             help="What it is for; may be repeated.",
         ),
         click.option("--subject", required=True, metavar="NAME", help="Who bears it: a program or a person."),
