@@ -7,7 +7,6 @@ used: a public key is no HMAC secret, whatever a header claims.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import time
@@ -22,6 +21,7 @@ from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from dibs.errors import SettingsError, StoreUnavailable
+from dibs.server.config import is_loopback
 from dibs.server.watched import WatchedFile
 
 SECRET_MIN_BYTES = 32
@@ -189,15 +189,8 @@ def check_jwks_url(url: str) -> None:
         raise SettingsError("the JWKS URL cannot be read: write https://HOST/PATH") from None
     if parts.username is not None or parts.password is not None:
         raise SettingsError("the JWKS URL has a password in it: keys are public, leave it out")
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))):
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise SettingsError(f"the JWKS URL {url!r} is not https: who can change the answer could sign tokens")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def fitting(keys: Iterable[Key], algorithm: str, key_id: str | None) -> list[Key]:
