@@ -15,9 +15,9 @@ from dibs.server.auth import NEEDS
 from dibs.server.limiter import GROUPS, NEVER_REFUSED, TENANTS_KEPT, Limiter
 from dibs.server.limits import FIELDS, UNLIMITED, LimitsTable, TenantLimits, read_limits
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.batches import merged
-from dibs.stores.protocol import Store
+from dibs.stores.direct import DirectStore
 from dibs.task import Enqueued, Kind, Lease, NewTask, Rejected, Rows, Settlement
 
 ACME = "acme"
@@ -47,10 +47,10 @@ def hand() -> Hand:
 
 
 @pytest.fixture(params=STORES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DirectStore]:
     """A new store of every embedded kind."""
     url = {"lmdb": f"lmdb:{tmp_path}/one", "shards": f"shards:{tmp_path}/set?n=2"}.get(request.param, request.param)
-    async with await open_store(url, settings=Settings(durability="relaxed")) as opened:
+    async with await open_local(url, settings=Settings(durability="relaxed")) as opened:
         yield opened
 
 
@@ -59,13 +59,13 @@ def tasks(count: int, size_bytes: int = 10, **options: float) -> list[NewTask]:
     return [NewTask(command="work", payload=b"x" * size_bytes, codec="raw", **options) for _ in range(count)]  # type: ignore[arg-type]
 
 
-async def enqueue(limiter: Limiter, store: Store, some: list[NewTask], tenant: str = ACME) -> list[object]:
+async def enqueue(limiter: Limiter, store: DirectStore, some: list[NewTask], tenant: str = ACME) -> list[object]:
     """What the gate does."""
     async with limiter.enqueueing(store, tenant, some) as entry:
         return [*merged(await store.enqueue(tenant, entry.tasks), entry.rejected)]
 
 
-async def claim(limiter: Limiter, store: Store, limit: int, wait_s: float = 0.0, **options: bytes) -> list[Lease]:
+async def claim(limiter: Limiter, store: DirectStore, limit: int, wait_s: float = 0.0, **options: bytes) -> list[Lease]:
     """What the gate does."""
     async with limiter.claiming(store, ACME, limit, wait_s, options.get("claim_id")) as room:
         if not room.limit:
@@ -217,7 +217,7 @@ def test_buckets_of_idle_tenants_are_forgotten(hand: Hand) -> None:
 # ----------------------------------------------------------------------------------------------------------- ceilings
 
 
-async def test_items_over_a_limit_are_rejected_one_by_one(store: Store, hand: Hand) -> None:
+async def test_items_over_a_limit_are_rejected_one_by_one(store: DirectStore, hand: Hand) -> None:
     """A payload or a delay beyond the tenant's limit does not spoil the rest of the batch, and costs nothing."""
     limiter = hand.limiter(TenantLimits(payload_max_bytes=100, delay_max_s=60, enqueue_per_s=2))
     in_an_hour_ms = round((hand.now_s + 3600) * 1000)
@@ -235,7 +235,7 @@ async def test_items_over_a_limit_are_rejected_one_by_one(store: Store, hand: Ha
     assert [name for _, name in hand.hits] == ["payload_max_bytes", "delay_max_s", "delay_max_s"]
 
 
-async def test_queued_tasks_have_a_ceiling(store: Store, hand: Hand) -> None:
+async def test_queued_tasks_have_a_ceiling(store: DirectStore, hand: Hand) -> None:
     """Ready and delayed count, others do not; a batch that does not fit is refused whole, and pays nothing."""
     limiter = hand.limiter(TenantLimits(queued_tasks_max=10, enqueue_per_s=16, enqueue_burst=16))
     await enqueue(limiter, store, tasks(4))
@@ -250,7 +250,7 @@ async def test_queued_tasks_have_a_ceiling(store: Store, hand: Hand) -> None:
     assert {*hand.hits} == {(ACME, "queued_tasks_max")}
 
 
-async def test_the_wait_at_a_ceiling_follows_how_fast_the_queue_empties(store: Store, hand: Hand) -> None:
+async def test_the_wait_at_a_ceiling_follows_how_fast_the_queue_empties(store: DirectStore, hand: Hand) -> None:
     """Ten tasks a second went since the last refusal: thirty too many are gone in three seconds."""
     limiter = hand.limiter(TenantLimits(queued_tasks_max=100))
     await enqueue(limiter, store, tasks(100))
@@ -263,7 +263,7 @@ async def test_the_wait_at_a_ceiling_follows_how_fast_the_queue_empties(store: S
     assert refused.value.retry_after_s == pytest.approx(3)
 
 
-async def test_queued_bytes_have_a_ceiling(store: Store, hand: Hand) -> None:
+async def test_queued_bytes_have_a_ceiling(store: DirectStore, hand: Hand) -> None:
     """Payloads that are held count; what could never fit says so."""
     limiter = hand.limiter(TenantLimits(queued_bytes_max=1_000))
     await enqueue(limiter, store, tasks(9, 100))
@@ -273,7 +273,7 @@ async def test_queued_bytes_have_a_ceiling(store: Store, hand: Hand) -> None:
         await enqueue(limiter, store, tasks(20, 100))
 
 
-async def test_concurrent_callers_do_not_overshoot(store: Store, hand: Hand) -> None:
+async def test_concurrent_callers_do_not_overshoot(store: DirectStore, hand: Hand) -> None:
     """All look before any has written: what is on its way counts too, and is let go when it failed."""
     limiter = hand.limiter(TenantLimits(queued_tasks_max=50))
     outcomes = await asyncio.gather(*(enqueue(limiter, store, tasks(5)) for _ in range(40)), return_exceptions=True)
@@ -291,7 +291,7 @@ async def test_concurrent_callers_do_not_overshoot(store: Store, hand: Hand) -> 
     await enqueue(limiter, store, tasks(50), "other")
 
 
-async def test_loads_count_too(store: Store, hand: Hand) -> None:
+async def test_loads_count_too(store: DirectStore, hand: Hand) -> None:
     """Rows are paid for when they are staged, and must fit when they are committed."""
     limiter = hand.limiter(TenantLimits(queued_tasks_max=15, enqueue_per_s=40, payload_max_bytes=100))
     chunks = [new_id() for _ in range(3)]
@@ -324,7 +324,7 @@ async def test_loads_count_too(store: Store, hand: Hand) -> None:
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
-async def test_a_claim_is_cut_to_what_may_be_in_flight(store: Store, hand: Hand) -> None:
+async def test_a_claim_is_cut_to_what_may_be_in_flight(store: DirectStore, hand: Hand) -> None:
     """At the ceiling it is refused, and a settled task makes room."""
     limiter = hand.limiter(TenantLimits(in_flight_max=5))
     await store.enqueue(ACME, tasks(20))
@@ -338,7 +338,7 @@ async def test_a_claim_is_cut_to_what_may_be_in_flight(store: Store, hand: Hand)
     assert len(await claim(limiter, store, 10)) == 1
 
 
-async def test_a_repeated_claim_is_answered_at_the_ceiling(store: Store, hand: Hand) -> None:
+async def test_a_repeated_claim_is_answered_at_the_ceiling(store: DirectStore, hand: Hand) -> None:
     """The answer that was lost can be asked for again: it takes nothing new."""
     limiter = hand.limiter(TenantLimits(in_flight_max=5))
     await store.enqueue(ACME, tasks(20))
@@ -347,7 +347,7 @@ async def test_a_repeated_claim_is_answered_at_the_ceiling(store: Store, hand: H
     assert {lease.token for lease in again} == {lease.token for lease in first}
 
 
-async def test_waiting_claims_do_not_overshoot_in_flight(store: Store, hand: Hand) -> None:
+async def test_waiting_claims_do_not_overshoot_in_flight(store: DirectStore, hand: Hand) -> None:
     """Twenty wait for ten places: when forty tasks come, ten are taken."""
     limiter = hand.limiter(TenantLimits(in_flight_max=10))
     waiting = [asyncio.create_task(claim(limiter, store, 1, wait_s=1.5)) for _ in range(20)]
@@ -360,7 +360,7 @@ async def test_waiting_claims_do_not_overshoot_in_flight(store: Store, hand: Han
     assert (await store.stats(ACME, [])).total.leased == 10
 
 
-async def test_the_rate_of_claims_holds_for_batches_and_waits(store: Store, hand: Hand) -> None:
+async def test_the_rate_of_claims_holds_for_batches_and_waits(store: DirectStore, hand: Hand) -> None:
     """A claim is cut to what its bucket has; those that waited are paid for when they get something."""
     limiter = hand.limiter(TenantLimits(claim_per_s=10, claim_burst=10))
     await store.enqueue(ACME, tasks(8))
@@ -378,7 +378,7 @@ async def test_the_rate_of_claims_holds_for_batches_and_waits(store: Store, hand
     assert len(await claim(limiter, store, 1_000)) == 10 - owed
 
 
-async def test_an_empty_claim_is_not_paid_for(store: Store, hand: Hand) -> None:
+async def test_an_empty_claim_is_not_paid_for(store: DirectStore, hand: Hand) -> None:
     """Polling an empty queue spends requests only."""
     limiter = hand.limiter(TenantLimits(claim_per_s=1))
     for _ in range(100):

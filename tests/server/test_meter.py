@@ -11,7 +11,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.sharded import shard
 from dibs.testing.contract.steps import COMMAND, TENANT, put, put_many
 from tests.shards.faults import Faults, open_faulty
@@ -42,7 +42,7 @@ def url_of(kind: str, tmp_path: Path) -> str:
 async def test_every_lease_that_ran_out_is_counted_once(kind: str, tmp_path: Path) -> None:
     """Those that go back to ready and those that are out of attempts, whether a claim or the sweep finds them."""
     clock = ManualClock()
-    async with await open_store(url_of(kind, tmp_path), clock=clock, settings=RELAXED) as store:
+    async with await open_local(url_of(kind, tmp_path), clock=clock, settings=RELAXED) as store:
         store.meter = tally = Tally()
         await put_many(store, 5)
         await put_many(store, 3, "once", max_attempts=1)
@@ -59,7 +59,7 @@ async def test_every_lease_that_ran_out_is_counted_once(kind: str, tmp_path: Pat
 
 async def test_a_group_is_told_by_how_many_calls_share_its_commit(tmp_path: Path) -> None:
     """All calls are in some group, and callers at once share one."""
-    async with await open_store(tmp_path / "store", settings=RELAXED) as store:
+    async with await open_local(tmp_path / "store", settings=RELAXED) as store:
         store.meter = tally = Tally()
         await asyncio.gather(*(put(store) for _ in range(64)))
         assert sum(tally.sizes) == 64
@@ -69,7 +69,7 @@ async def test_a_group_is_told_by_how_many_calls_share_its_commit(tmp_path: Path
 @pytest.mark.parametrize("kind", ["memory:", "lmdb"])
 async def test_what_writes_nothing_is_no_commit(kind: str, tmp_path: Path) -> None:
     """A claim that finds nothing and a look are not told."""
-    async with await open_store(url_of(kind, tmp_path), settings=RELAXED) as store:
+    async with await open_local(url_of(kind, tmp_path), settings=RELAXED) as store:
         store.meter = tally = Tally()
         await store.claim(TENANT, [COMMAND])
         await store.stats(TENANT)
@@ -85,7 +85,7 @@ async def test_a_meter_that_fails_is_dropped_and_the_store_goes_on(
         def committed(self, calls: int, expired: Mapping[tuple[str, str], int]) -> None:
             raise ValueError("no")
 
-    async with await open_store(tmp_path / "store", settings=RELAXED) as store:
+    async with await open_local(tmp_path / "store", settings=RELAXED) as store:
         store.meter = Broken()
         await put(store)
         await put(store)
@@ -96,8 +96,8 @@ async def test_a_meter_that_fails_is_dropped_and_the_store_goes_on(
 
 async def test_a_meter_goes_with_the_store_it_was_given_to() -> None:
     """Another store of the process, on the same data, is not measured for one that was closed."""
-    async with await open_store("memory:shared-meter") as other:
-        async with await open_store("memory:shared-meter") as store:
+    async with await open_local("memory:shared-meter") as other:
+        async with await open_local("memory:shared-meter") as store:
             store.meter = tally = Tally()
             await put(other)
         await put(other)

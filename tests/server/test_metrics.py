@@ -13,7 +13,7 @@ from dibs.server import depth, metrics
 from dibs.server.families import Bins, Labels
 from dibs.server.metrics import Metrics
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.task import (
     Cause,
     Duplicate,
@@ -68,7 +68,7 @@ async def test_a_life_is_counted() -> None:
     """Created, claimed, settled by kind and answer, with how long it waited and ran, and the commits it took."""
     clock, hand = ManualClock(), Hand()
     told = Metrics(hand, lambda: clock.now_ms() / 1000)
-    async with await open_store("memory:", clock=clock) as store:
+    async with await open_local("memory:", clock=clock) as store:
         store.meter = told
         batch = [NewTask(command="work", payload=b"1") for _ in range(4)]
         told.enqueued(ACME, batch, await store.enqueue(ACME, batch))
@@ -229,7 +229,7 @@ def test_labels_admit_the_first() -> None:
 async def test_queues_are_told_by_place(url: str, tmp_path: Path) -> None:
     """Counts, bytes and the age of the head, of queues that nobody used through this server too."""
     url = {"lmdb": f"lmdb:{tmp_path}/one", "shards": f"shards:{tmp_path}/set?n=2"}.get(url, url)
-    async with await open_store(url, settings=Settings(durability="relaxed")) as store:
+    async with await open_local(url, settings=Settings(durability="relaxed")) as store:
         await put_many(store, 3, "work", tenant=ACME, payload=b"12345")
         await put_many(store, 2, "work", tenant=ACME, delay_s=60)
         await put_many(store, 4, "other-work", tenant="globex")
@@ -251,7 +251,7 @@ async def test_queues_beyond_the_bound_are_summed(monkeypatch: pytest.MonkeyPatc
     """The first have a name, the others are other, before and after they are looked for by name."""
     hand = Hand()
     monkeypatch.setattr(metrics, "QUEUES_MAX", 5)
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         for number in range(12):
             await put_many(store, 2, f"c{number:02}", tenant=ACME)
         told = Metrics(hand)
@@ -268,7 +268,7 @@ async def test_a_new_queue_is_named_once_it_is_used_or_looked_for() -> None:
     """Until then it counts as other; nothing is counted twice."""
     hand = Hand()
     told = Metrics(hand)
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         await told.refresh(store)
         await put_many(store, 3, "elsewhere", tenant=ACME)
         await put_many(store, 2, "here", tenant=ACME)
@@ -292,7 +292,7 @@ async def test_a_store_that_does_not_answer_is_told() -> None:
     hand = Hand()
     told = Metrics(hand)
 
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         await put_many(store, 3, tenant=ACME)
         await told.refresh(store)
     hand.now_s += depth.REFRESH_S
@@ -306,7 +306,7 @@ async def test_readers_that_lag_are_told() -> None:
     """By the age of the oldest event that they have not read; one that has read all has none."""
     clock = ManualClock(1_000_000_000_000)
     told = Metrics()
-    async with await open_store("memory:", clock=clock) as store:
+    async with await open_local("memory:", clock=clock) as store:
         await put_many(store, 3, tenant=ACME)
         [bounds] = await store.journal_bounds()
         await store.advance("slow", 0, bounds.oldest)

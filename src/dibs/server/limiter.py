@@ -31,6 +31,7 @@ from msgspec import Struct
 
 from dibs.errors import InvalidOption, LimitExceeded, PayloadTooLarge
 from dibs.server.limits import RATES, UNLIMITED, LimitsTable, TenantLimits
+from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import Store
 from dibs.task import NewTask, QueueStats, Rejected, Rows
 
@@ -60,6 +61,7 @@ GROUPS: Mapping[str, str | None] = {
     "journal_bounds": READ,
     "readers": READ,
     "queue": READ,
+    "about": None,
     "subscribe": None,
     "commit_load": None,
     "drop": None,
@@ -265,7 +267,7 @@ class Limiter:
     # ---------------------------------------------------------------------------------------------------------- claim
 
     def claiming(
-        self, store: Store, tenant: str, limit: int, wait_s: float = 0.0, claim_id: bytes | None = None
+        self, store: DirectStore, tenant: str, limit: int, wait_s: float = 0.0, claim_id: bytes | None = None
     ) -> Claiming:
         """Entered, it says how many tasks may be taken, and holds that room until they are; use it with
         ``async with``. A claim id that the store knows passes the ceiling: it takes nothing new."""
@@ -433,7 +435,7 @@ class Claiming:
     """A claim on its way: what it may take, and for how long it may still wait."""
 
     def __init__(
-        self, limiter: Limiter, store: Store, tenant: str, limit: int, wait_s: float, claim_id: bytes | None
+        self, limiter: Limiter, store: DirectStore, tenant: str, limit: int, wait_s: float, claim_id: bytes | None
     ) -> None:
         self.limit = limit
         """0: there was no room while it could wait, since other claims, which wait too, may take all there is."""

@@ -1,0 +1,450 @@
+"""The way into the store for everybody outside: each verb, for a caller.
+
+Whatever a call comes in by (JSON, msgpack), it goes through here, and here alone is decided what a caller may do and
+see. Another tenant's task does not exist; nor does one of a command that the token is not for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from dibs.errors import Forbidden, StoreUnavailable
+from dibs.server.auth import Principal
+from dibs.stores.direct import DirectStore
+from dibs.stores.protocol import SWEEP_BUDGET
+from dibs.stores.wakeups import Journalled, Topic
+from dibs.task import (
+    ALL_COMMANDS,
+    BATCH_MAX,
+    Acted,
+    Already,
+    Cancelled,
+    Cause,
+    Committed,
+    Duplicate,
+    Enqueued,
+    EventPage,
+    Extended,
+    Filter,
+    Heartbeat,
+    JournalBounds,
+    Lease,
+    LeaseLost,
+    NewTask,
+    Page,
+    QueueConfig,
+    QueueStats,
+    Reader,
+    Rejected,
+    Rows,
+    Settled,
+    Settlement,
+    Staged,
+    Stats,
+    Swept,
+    Task,
+    TaskRef,
+    TenantPage,
+    WorkerInfo,
+)
+
+UNCLAIMED_MAX = 10_000
+"""So many claims that were given up are remembered: one that arrives after that takes nothing."""
+SUBSCRIPTION_LOOK_S = 15.0
+"""How often somebody who listens hears that the server is still there."""
+
+T = TypeVar("T")
+Outcome = TypeVar("Outcome")
+
+
+class Gate:
+    """Every verb of the store, for a caller `who`. Raises `Forbidden` for what its token does not allow."""
+
+    def __init__(self, store: DirectStore) -> None:
+        self.store = store
+        self._stopping = False
+        self._waiting: set[asyncio.Task[object]] = set()
+        self._claims: dict[tuple[str, bytes], asyncio.Task[object]] = {}
+        self._unclaimed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    # ------------------------------------------------------------------------------------------------- life of a task
+
+    async def enqueue(
+        self, who: Principal, tenant: str, tasks: Sequence[NewTask]
+    ) -> builtins.list[Enqueued | Duplicate | Rejected]:
+        """Puts tasks in. Those of a command that the token is not for are rejected one by one."""
+        self._check(who, "enqueue", tenant)
+        return await self._some(
+            tasks,
+            lambda task: None if who.sees(task.command) else _forbidden_command(task.command),
+            lambda rest: self.store.enqueue(tenant, rest),
+        )
+
+    async def claim(
+        self,
+        who: Principal,
+        tenant: str,
+        commands: Sequence[str],
+        *,
+        limit: int = 1,
+        lease_s: float | None = None,
+        wait_s: float = 0.0,
+        worker: str = "",
+        claim_id: bytes | None = None,
+    ) -> builtins.list[Lease]:
+        """Takes tasks. A server that stops gives nothing out, and answers those who wait at once."""
+        self._check(who, "claim", tenant)
+        who.check_commands(commands)
+        if self._stopping:
+            raise StoreUnavailable("the server is stopping: ask again, or ask another")
+        name = None if claim_id is None else (tenant, claim_id)
+        if name in self._unclaimed:
+            return []
+
+        async def claimed(wait_s: float) -> builtins.list[Lease]:
+            return await self.store.claim(
+                tenant, commands, limit=limit, lease_s=lease_s, wait_s=wait_s, worker=worker, claim_id=claim_id
+            )
+
+        if name is not None:
+            self._claims[name] = _current_task()
+        try:
+            if not wait_s:
+                return await claimed(0.0)
+            return await self._until_stopping(claimed(wait_s), _nothing)
+        finally:
+            if name is not None:
+                self._claims.pop(name, None)
+
+    async def unclaim(self, who: Principal, tenant: str, claim_id: bytes, *, for_good: bool = False) -> int:
+        """Puts back what a claim took whose caller has given it up, also one that is still on its way. `for_good`: if
+        the claim has not arrived yet, it will take nothing."""
+        self._check(who, "unclaim", tenant)
+        name = (tenant, claim_id)
+        if for_good:
+            self._unclaimed[name] = None
+            if len(self._unclaimed) > UNCLAIMED_MAX:
+                self._unclaimed.popitem(last=False)
+        claiming = self._claims.get(name)
+        if claiming is not None:
+            claiming.cancel()
+            await asyncio.wait([claiming])
+        return await self.store.unclaim(tenant, claim_id)
+
+    async def heartbeat(
+        self, who: Principal, beats: Sequence[Heartbeat]
+    ) -> builtins.list[Extended | LeaseLost | Rejected]:
+        """Extends leases; of another tenant's task it says what it says of one that nobody knows."""
+        who.check_verb("heartbeat")
+        return await self._some(
+            beats, lambda beat: None if self._is_own(who, beat.tenant) else _UNKNOWN, self.store.heartbeat
+        )
+
+    async def settle(
+        self, who: Principal, settlements: Sequence[Settlement]
+    ) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
+        """Ends leases; of another tenant's task it says what it says of one that nobody knows."""
+        who.check_verb("settle")
+        return await self._some(
+            settlements, lambda item: None if self._is_own(who, item.tenant) else _UNKNOWN, self.store.settle
+        )
+
+    async def held(self, who: Principal, ids: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Returns the tokens of those tasks that the caller itself holds, by its name; None: it does not."""
+        who.check_verb("settle")
+        return await self.store.held(who.tenant, ids, who.subject)
+
+    # ------------------------------------------------------------------------------------------------ looking, acting
+
+    async def get(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
+        """Returns each task as it stands; None: there is none for this caller."""
+        self._check(who, "get", tenant)
+        return [_if_seen(who, task) for task in await self.store.get(tenant, refs)]
+
+    async def wait(
+        self, who: Principal, tenant: str, ids: Sequence[bytes], wait_s: float
+    ) -> builtins.list[Task | None]:
+        """Returns how the tasks stand once any of them has ended, or the time is over, or the server stops."""
+        self._check(who, "wait", tenant)
+        ids = [*ids]
+        if None in await self.get(who, tenant, ids):
+            wait_s = 0.0  # for one that exists, and not for this caller, too
+
+        async def now() -> builtins.list[Task | None]:
+            return await self.store.get(tenant, ids)
+
+        tasks = await self._until_stopping(self.store.wait(tenant, ids, wait_s), now)
+        return [_if_seen(who, task) for task in tasks]
+
+    async def cancel(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Cancelled]:
+        """Cancels tasks."""
+        self._check(who, "cancel", tenant)
+        if who.commands is None:
+            return await self.store.cancel(tenant, refs)
+        seen = await self.get(who, tenant, refs)
+        there = await self.store.cancel(tenant, [ref for ref, task in zip(refs, seen, strict=True) if task is not None])
+        outcomes = iter(there)
+        return [Cancelled("unknown") if task is None else next(outcomes) for task in seen]
+
+    async def replay(
+        self,
+        who: Principal,
+        tenant: str,
+        which: Sequence[bytes] | Filter,
+        *,
+        limit: int = BATCH_MAX,
+        cursor: str | None = None,
+    ) -> Acted:
+        """Revives dead letters."""
+        self._check(who, "replay", tenant)
+        return await self.store.replay(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
+
+    async def purge(
+        self,
+        who: Principal,
+        tenant: str,
+        which: Sequence[bytes] | Filter,
+        *,
+        limit: int = BATCH_MAX,
+        cursor: str | None = None,
+    ) -> Acted:
+        """Removes ended tasks."""
+        self._check(who, "purge", tenant)
+        return await self.store.purge(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
+
+    async def retain(
+        self, who: Principal, tenant: str, ids: Sequence[bytes], result_ttl_s: float
+    ) -> builtins.list[int | None]:
+        """Keeps results for longer."""
+        self._check(who, "retain", tenant)
+        if who.commands is None:
+            return await self.store.retain(tenant, ids, result_ttl_s)
+        seen = await self.get(who, tenant, ids)
+        kept = iter(await self.store.retain(tenant, [task.id for task in seen if task is not None], result_ttl_s))
+        return [None if task is None else next(kept) for task in seen]
+
+    async def list(
+        self, who: Principal, tenant: str, which: Filter | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page:
+        """Lists what the caller can see."""
+        self._check(who, "list", tenant)
+        page = await self.store.list(tenant, which, cursor=cursor, limit=limit)
+        return page if who.commands is None else Page([one for one in page.tasks if who.sees(one.command)], page.cursor)
+
+    # ---------------------------------------------------------------------------------------------------------- loads
+
+    async def stage(self, who: Principal, tenant: str, chunk_id: bytes, rows: Rows) -> Staged:
+        """Stages a chunk."""
+        self._check(who, "stage", tenant)
+        who.check_commands([options.command for options in rows.options])
+        return await self.store.stage(tenant, chunk_id, rows)
+
+    async def commit_load(
+        self,
+        who: Principal,
+        tenant: str,
+        name: str,
+        seq: int,
+        chunk_ids: Sequence[bytes],
+        *,
+        forget_s: float | None = None,
+    ) -> Committed:
+        """Commits a load."""
+        self._check(who, "commit_load", tenant)
+        return await self.store.commit_load(tenant, name, seq, chunk_ids, forget_s=forget_s)
+
+    async def drop(self, who: Principal, tenant: str, chunk_ids: Sequence[bytes]) -> int:
+        """Drops staged chunks."""
+        self._check(who, "drop", tenant)
+        return await self.store.drop(tenant, chunk_ids)
+
+    # --------------------------------------------------------------------------------------------- queues and workers
+
+    async def stats(self, who: Principal, tenant: str, commands: Sequence[str] | None = None) -> Stats:
+        """Counts what the caller can see."""
+        self._check(who, "stats", tenant)
+        if who.commands is None:
+            return await self.store.stats(tenant, commands)
+        known = await self.store.stats(tenant, [one for one in commands or sorted(who.commands) if who.sees(one)])
+        return Stats(_sum(known.queues), known.queues)
+
+    async def configure(
+        self, who: Principal, tenant: str, command: str, config: QueueConfig | None = None
+    ) -> QueueConfig:
+        """Sets, or without one returns, a queue's configuration."""
+        self._check(who, "queue" if config is None else "configure", tenant)
+        if command != ALL_COMMANDS or config is not None:
+            who.check_commands([command])
+        return await self.store.configure(tenant, command, config)
+
+    async def register(self, who: Principal, tenant: str, info: WorkerInfo, ttl_s: float) -> None:
+        """Registers a worker."""
+        self._check(who, "register", tenant)
+        await self.store.register(tenant, info, ttl_s)
+
+    async def workers(self, who: Principal, tenant: str) -> Sequence[WorkerInfo]:
+        """Returns the workers that are alive."""
+        self._check(who, "workers", tenant)
+        return await self.store.workers(tenant)
+
+    async def tenants(self, who: Principal, *, cursor: str | None = None, limit: int = 100) -> TenantPage:
+        """Returns all tenants."""
+        who.check_verb("tenants")
+        return await self.store.tenants(cursor=cursor, limit=limit)
+
+    # -------------------------------------------------------------------------------------------------------- journal
+
+    async def journal_bounds(self, who: Principal) -> Sequence[JournalBounds]:
+        """Returns what each shard's journal holds now."""
+        who.check_verb("journal_bounds")
+        return await self.store.journal_bounds()
+
+    async def events(
+        self,
+        who: Principal,
+        tenant: str,
+        *,
+        shard: int = 0,
+        after: bytes | None = None,
+        until: bytes | None = None,
+        limit: int = BATCH_MAX,
+    ) -> EventPage:
+        """Returns events that the caller can see."""
+        self._check(who, "events", tenant)
+        page = await self.store.events(tenant, shard=shard, after=after, until=until, limit=limit)
+        if who.commands is None:
+            return page
+        return EventPage([event for event in page.events if who.sees(event.command)], page.cursor, page.more)
+
+    async def readers(self, who: Principal) -> Sequence[Reader]:
+        """Returns the named readers of the journal."""
+        who.check_verb("readers")
+        return await self.store.readers()
+
+    async def advance(self, who: Principal, reader: str, shard: int, position: bytes | None) -> None:
+        """Remembers how far a reader has come."""
+        who.check_verb("advance")
+        await self.store.advance(reader, shard, position)
+
+    async def sweep(self, who: Principal, budget: int = SWEEP_BUDGET) -> Swept:
+        """Sweeps the store."""
+        who.check_verb("sweep")
+        return await self.store.sweep(budget)
+
+    def subscribe(self, who: Principal, topics: Sequence[Topic], limit: int = 1) -> AsyncGenerator[bool, None]:
+        """Yields False at once, when the subscription holds, and from time to time; True, and ends, when something
+        happened."""
+        who.check_verb("subscribe")
+        for topic in topics:
+            if not isinstance(topic, Journalled):
+                who.check_tenant(topic.tenant)
+        return self._listen(topics, limit)
+
+    async def _listen(self, topics: Sequence[Topic], limit: int) -> AsyncGenerator[bool, None]:
+        with self.store.subscribe(topics, limit) as subscription:
+            happened = False
+            yield happened
+            while not happened and not self._stopping:
+                happened = await self._until_stopping(subscription.wait(SUBSCRIPTION_LOOK_S), _false)
+                yield happened
+
+    # ----------------------------------------------------------------------------------------------------------- stop
+
+    def stop(self) -> None:
+        """From now on nothing is given out; whoever waits is answered."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def _until_stopping(self, work: Awaitable[T], instead: Callable[[], Awaitable[T]]) -> T:
+        """Returns what the work returns, or something else if the server stops before."""
+        if self._stopping:
+            if asyncio.iscoroutine(work):
+                work.close()
+            return await instead()
+        task = _current_task()
+        self._waiting.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            task.uncancel()
+            return await instead()
+        finally:
+            self._waiting.discard(task)
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _check(self, who: Principal, verb: str, tenant: str) -> None:
+        who.check_verb(verb)
+        who.check_tenant(tenant)
+
+    def _is_own(self, who: Principal, tenant: str) -> bool:
+        return tenant == who.tenant or who.operates
+
+    async def _which(self, who: Principal, tenant: str, which: Sequence[bytes] | Filter) -> Sequence[bytes] | Filter:
+        if who.commands is None:
+            return which
+        if not isinstance(which, Filter):
+            return [task.id for task in await self.get(who, tenant, which) if task is not None]
+        if which.command is None:
+            raise Forbidden("this token is for some commands only: name one of them in the filter")
+        who.check_commands([which.command])
+        return which
+
+    async def _some(
+        self,
+        items: Sequence[T],
+        refusal: Callable[[T], Outcome | None],
+        ask: Callable[[Sequence[T]], Awaitable[builtins.list[Outcome]]],
+    ) -> builtins.list[Outcome]:
+        """Asks for those items that are not refused, and returns the outcomes of all in their order."""
+        refused = {index: why for index, item in enumerate(items) if (why := refusal(item)) is not None}
+        if not refused:
+            return await ask(items)
+        outcomes = await ask([item for index, item in enumerate(items) if index not in refused])
+        for index, why in refused.items():
+            outcomes.insert(index, why)
+        return outcomes
+
+
+_UNKNOWN = LeaseLost(Cause.UNKNOWN)
+
+
+def _forbidden_command(command: str) -> Rejected:
+    return Rejected.of(Forbidden(f"this token is not for the command {command!r}"))
+
+
+def _if_seen(who: Principal, task: Task | None) -> Task | None:
+    return task if task is not None and who.sees(task.command) else None
+
+
+def _sum(queues: Sequence[QueueStats]) -> QueueStats:
+    return QueueStats(
+        command="",
+        ready=sum(one.ready for one in queues),
+        delayed=sum(one.delayed for one in queues),
+        leased=sum(one.leased for one in queues),
+        dead=sum(one.dead for one in queues),
+        bytes=sum(one.bytes for one in queues),
+        oldest_ready_ms=min((one.oldest_ready_ms for one in queues if one.oldest_ready_ms is not None), default=None),
+    )
+
+
+def _current_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def _nothing() -> list[Lease]:
+    return []
+
+
+async def _false() -> bool:
+    return False
