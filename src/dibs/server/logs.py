@@ -19,12 +19,14 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, Literal, TextIO
 
 Format = Literal["text", "json"]
 FORMATS: Final[tuple[Format, ...]] = ("text", "json")
 LINE_MAX_CHARS = 16_384
 """What is longer is cut: a log is no place for payloads."""
+KNOWN_MAX_CHARS = 256
 MASK: Final = "***"
 
 _ACCESS: Final = logging.getLogger("dibs.access")
@@ -162,6 +164,8 @@ def _escaped(char: str) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
+    if not record.args and isinstance(record.msg, str) and len(record.msg) <= KNOWN_MAX_CHARS:
+        return _known_safe(record.msg)
     try:
         text = record.getMessage()
     except Exception:  # noqa: BLE001 a line that does not fit its arguments must not end in a traceback with both
@@ -172,10 +176,19 @@ def _message(record: logging.LogRecord) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: Mapping[str, object] = getattr(record, "fields", {})
-    return {
-        name: mask(escape(value[:LINE_MAX_CHARS]), hexadecimal=name != "id") if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+    return {name: _safe(name, value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _safe(name: str, value: str) -> str:
+    if name == "id":
+        return mask(escape(value[:LINE_MAX_CHARS]), hexadecimal=False)
+    # Routes, tenants and subjects come again and again.
+    return _known_safe(value) if len(value) <= KNOWN_MAX_CHARS else mask(escape(value[:LINE_MAX_CHARS]))
+
+
+@lru_cache(maxsize=1024)
+def _known_safe(value: str) -> str:
+    return mask(escape(value))
 
 
 def _trace(record: logging.LogRecord) -> str:
@@ -186,6 +199,8 @@ def _trace(record: logging.LogRecord) -> str:
 
 
 def _quoted(value: object) -> str:
+    if isinstance(value, int | float):
+        return str(value)
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if _PLAIN.fullmatch(text):
         return text
@@ -193,5 +208,9 @@ def _quoted(value: object) -> str:
 
 
 def _time_text(record: logging.LogRecord) -> str:
-    at = time.gmtime(record.created)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', at)}.{int(record.msecs):03d}Z"
+    return f"{_second_text(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second_text(at_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
