@@ -16,10 +16,8 @@ import msgspec
 from dibs import codec
 from dibs.errors import CodecError
 from dibs.ids import id_to_text
-from dibs.shapes import Json, event_shape, time_text
+from dibs.shapes import Json, time_text
 from dibs.task import QueueConfig, QueueStats, Result, Task, WorkerInfo
-
-__all__ = ["event_shape", "time_text"]
 
 
 def task_shape(task: Task) -> Json:
