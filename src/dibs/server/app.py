@@ -68,6 +68,8 @@ async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], 
         loop.add_signal_handler(number, stopping.set)
     await stopping.wait()
     say("stopping")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, service.hurry)
     await service.stop()
 
 
@@ -112,6 +114,10 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tending, return_exceptions=True)
         await self.gate.store.close()
+
+    def hurry(self) -> None:
+        """Makes a stop that is under way wait for nobody."""
+        self._listener.hurry()
 
     async def _tend(self) -> None:
         """Sweeps, and opens the store again when it has broken."""
