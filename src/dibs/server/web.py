@@ -220,6 +220,9 @@ class Web:
                 answer = await self._answer(request, route)
             except ClientGone:
                 return
+            except asyncio.CancelledError:
+                # By a stop whose time is over, or because the call was given up by its caller.
+                answer = self._refusal(request, _cut_short())
             except (DibsError, Problem) as error:
                 answer = self._refusal(request, problem_of(error))
             except Exception as error:  # noqa: BLE001 the last resort: logged with its traceback, answered as a 500
@@ -334,6 +337,11 @@ class Web:
 
     def _refusal(self, request: Request, problem: Problem) -> Answer:
         return json_answer(body_of(problem, request.id), problem.status, problem.headers)
+
+
+def _cut_short() -> Problem:
+    problem = Problem(503, "cut_short", "the call was cut short, by a stop of the server or by another call: ask again")
+    return problem.with_header(b"retry-after", b"1").with_header(b"connection", b"close")
 
 
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
