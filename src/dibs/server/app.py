@@ -33,7 +33,7 @@ from dibs.server.problems import Problem
 from dibs.server.readers import JournalFollower
 from dibs.server.tracing import Tracing
 from dibs.server.verbs import verb_routes
-from dibs.server.web import Answer, Request, Route, Web, json_answer
+from dibs.server.web import Answer, Handler, Request, Route, Web, json_answer
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
 from dibs.stores.local import LocalStore
