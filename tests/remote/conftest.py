@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 
 from dibs.clock import Clock
-from dibs.server.app import Service
-from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
+from dibs.server.app import Service, open_service
+from dibs.server.config import ServerConfig
 from dibs.server.listener import bind
 from dibs.settings import Settings
-from dibs.stores import open_local, open_store
+from dibs.stores import open_store
 from dibs.stores.protocol import Order, Store
 from dibs.testing.contract import StoreHarness
-
-#: What a server adds does not depend on fsync, which the store behind it is tested with.
-RELAXED = Settings(durability="relaxed")
-OPERATOR = Principal("default", "operator", ALL_SCOPES)
 
 
 class Servers:
@@ -31,8 +27,9 @@ class Servers:
     async def url_of(self, store_url: str, clock: Clock) -> str:
         """Returns the URL of the server of a store; starts it if it does not run."""
         if store_url not in self._running:
-            store = await open_local(store_url, clock=clock, settings=RELAXED)
-            service = Service(store, Authenticator([], OPERATOR))
+            # What a server adds does not depend on fsync, which the store behind it is tested with.
+            settings = Settings(url=store_url, durability="relaxed")
+            service = await open_service(ServerConfig(), settings, clock)
             bound = bind("127.0.0.1", 0)
             await service.start(bound)
             self._running[store_url] = (service, f"http://127.0.0.1:{bound.getsockname()[1]}")
