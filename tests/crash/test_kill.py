@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dibs.clock import ManualClock
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.task import Event, EventKind, Kind, Reason, Settled, Settlement, Status, Task
 from dibs.testing.model import replayed
@@ -185,7 +185,7 @@ async def account(directory: Path, url: str = "") -> None:
     """Opens what is left, an hour later by its clock, lets time do its work, drains it, and compares."""
     told = Told.read(directory)
     clock = ManualClock(time.time_ns() // 1_000_000 + 3_600_000)
-    store = await open_store(url or str(directory / "store"), clock=clock)
+    store = await open_local(url or str(directory / "store"), clock=clock)
     try:
         report = await store.doctor()
         assert report.clean, report.problems

@@ -9,7 +9,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.errors import ForeignDirectory, JournalReset, StoreRefused
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.ordered.lmdb import restore
 from dibs.stores.ordered.store import OrderedStore
 from dibs.task import Status
@@ -47,7 +47,7 @@ async def test_a_backup_while_producers_write(store: OrderedStore, clock: Manual
     await asyncio.gather(*producers)
     restore(tmp_path / "copy", tmp_path / "restored")
     for directory in (tmp_path / "copy", tmp_path / "restored"):
-        async with await open_store(str(directory), clock=clock) as copy:
+        async with await open_local(str(directory), clock=clock) as copy:
             assert None not in await copy.get(TENANT, before)
             assert {task.id for task in await list_all(copy, limit=1_000)} <= {*before, *acknowledged}
             await assert_counts(copy)
@@ -64,7 +64,7 @@ async def test_a_copy_is_another_store(store: OrderedStore, clock: ManualClock, 
     restore(tmp_path / "copy", tmp_path / "restored")
     ids = {store.store_id}
     for directory in (tmp_path / "copy", tmp_path / "restored"):
-        async with await open_store(str(directory), clock=clock) as copy:
+        async with await open_local(str(directory), clock=clock) as copy:
             ids.add(copy.store_id)
             for old in (cursor, bounds.oldest, bounds.newest):
                 with pytest.raises(JournalReset):
@@ -80,7 +80,7 @@ async def test_a_restored_store_goes_on(store: OrderedStore, clock: ManualClock,
     lease = await take(store)
     await store.backup(tmp_path / "copy")
     restore(tmp_path / "copy", tmp_path / "restored")
-    async with await open_store(str(tmp_path / "restored"), clock=clock) as restored:
+    async with await open_local(str(tmp_path / "restored"), clock=clock) as restored:
         later = await put(restored)
         await complete(restored, lease)
         assert await drain(restored) == [*ids[1:], later]

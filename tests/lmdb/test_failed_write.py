@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.testing.contract.steps import TENANT, assert_counts, put
 from tests.lmdb.processes import Children
 
@@ -19,7 +19,7 @@ async def attempt(call):
         return error.code
 
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     acknowledged = []
     async def enqueue(size):
         task = NewTask(command="work", id=new_id(), payload=b"x" * size)
@@ -46,7 +46,7 @@ async def main():
     later.append(await enqueue(1))
     seen = await store.get("default", [bytes.fromhex(one) for one in acknowledged])
     await store.close()
-    again = await open_store(URL)
+    again = await open_local(URL)
     store = again
     reopened = await enqueue(1)
     tell(first=first, later=later, seen=all(seen), reopened=reopened, acknowledged=acknowledged)
@@ -63,7 +63,7 @@ async def test_a_failed_write_stops_the_store(directory: Path, children: Childre
     assert told["later"] == ["store_unavailable"] * 4
     assert told["seen"]
     assert told["reopened"] is None
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         tasks = await store.get(TENANT, [bytes.fromhex(one) for one in told["acknowledged"]])
         assert None not in tasks
         assert (await store.doctor()).clean

@@ -12,7 +12,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.ids import new_id
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.ordered.claim import ClaimCall, claim, new_randoms, ready_in_ms
 from dibs.stores.ordered.engine import Txn
 from dibs.stores.ordered.enqueue import enqueue, prepare
@@ -35,7 +35,7 @@ CALL = ClaimCall(TENANT, (COMMAND,), 30_000, "w", None)
 @pytest.fixture
 async def store(clock: ManualClock) -> Any:
     """A store in memory: the same layout, without files."""
-    async with await open_store("memory:", clock=clock) as opened:
+    async with await open_local("memory:", clock=clock) as opened:
         yield opened
         report = await opened.doctor()
         assert report.clean, report.problems
@@ -78,7 +78,7 @@ async def costs(store: OrderedStore) -> dict[str, int]:
 @pytest.mark.timeout(120)
 async def test_parked_tasks_cost_the_others_nothing(directory: Path, clock: ManualClock) -> None:
     """Beside 50,000 parked tasks of one key, a task of another key asks exactly as much of the engine as beside one."""
-    async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+    async with await open_local(str(directory), clock=clock, settings=RELAXED) as store:
         assert isinstance(store, OrderedStore)
         await store.configure(TENANT, COMMAND, ONE_AT_A_TIME)
         await put_many(store, 2, limit_key="noisy")
@@ -286,7 +286,7 @@ async def test_fair_claims_from_loads(store: OrderedStore) -> None:
 WAIT_FOR_ROOM = """
 waiting.FALLBACK_LOOK_S = 60
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     leases = await store.claim(ARGS[0], ["b"], wait_s=30)
     tell(payloads=[lease.payload.decode() for lease in leases])
     await store.close()
@@ -308,7 +308,7 @@ async def test_room_is_heard_by_another_process(
     directory: Path, children: Children, whose: str, configured: str, config: QueueConfig, ends: str
 ) -> None:
     """A lease that ends here wakes the claim that waits there for room, and never looks by itself."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         await store.configure(TENANT, configured, config)
         await put(store, ends, limit_key="k")
         await put(store, "b", payload=b"next", limit_key="k")

@@ -18,7 +18,7 @@ from dibs.errors import (
     StoreRefused,
 )
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.ordered import directory as directory_module
 from dibs.stores.ordered.directory import file_system
 from dibs.stores.ordered.keys import META_FORMAT, ms8
@@ -32,23 +32,23 @@ from tests.lmdb.processes import Children
 async def test_the_durability_is_stored(directory: Path, mode: str, other: str) -> None:
     """A store opens again in the mode it was made with, and in no other; a refusal changes nothing."""
     made, wrong = (Settings(durability=durability) for durability in (mode, other))  # type: ignore[arg-type]
-    async with await open_store(str(directory), settings=made) as store:
+    async with await open_local(str(directory), settings=made) as store:
         task_id = await put(store)
         with pytest.raises(ModeMismatch):
-            await open_store(str(directory), settings=wrong)
+            await open_local(str(directory), settings=wrong)
         assert (await look(store, task_id)).id == task_id
     with pytest.raises(ModeMismatch):
-        await open_store(str(directory), settings=wrong)
-    async with await open_store(str(directory), settings=made) as store:
+        await open_local(str(directory), settings=wrong)
+    async with await open_local(str(directory), settings=made) as store:
         assert (await look(store, task_id)).id == task_id
 
 
 async def test_one_engine_per_process(directory: Path) -> None:
     """Two stores of one directory share an engine, whatever the path is called; closing one leaves the other."""
     link = directory.with_name("link")
-    first = await open_store(str(directory))
+    first = await open_local(str(directory))
     link.symlink_to(directory)
-    second = await open_store(f"lmdb:{link}")
+    second = await open_local(f"lmdb:{link}")
     assert isinstance(first, OrderedStore)
     assert isinstance(second, OrderedStore)
     assert first._engine is second._engine
@@ -59,7 +59,7 @@ async def test_one_engine_per_process(directory: Path) -> None:
         await put(first)
     assert (await take(second)).id == task_id
     await second.close()
-    async with await open_store(str(directory)) as third:
+    async with await open_local(str(directory)) as third:
         assert isinstance(third, OrderedStore)
         assert third._engine is not first._engine
         assert (await look(third, task_id)).id == task_id
@@ -69,7 +69,7 @@ async def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     """A directory that holds other files is neither taken nor touched."""
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ForeignDirectory):
-        await open_store(str(tmp_path))
+        await open_local(str(tmp_path))
     assert read(tmp_path / "notes.txt") == b"mine"
     assert not (tmp_path / "data.mdb").exists()
 
@@ -78,7 +78,7 @@ async def test_a_file_is_refused(tmp_path: Path) -> None:
     """A store is a directory."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ForeignDirectory):
-        await open_store(str(tmp_path / "file"))
+        await open_local(str(tmp_path / "file"))
 
 
 async def test_another_lmdb_database_is_refused(directory: Path) -> None:
@@ -86,7 +86,7 @@ async def test_another_lmdb_database_is_refused(directory: Path) -> None:
     with lmdb.open(str(directory)) as foreign, foreign.begin(write=True) as txn:
         txn.put(b"key", b"value")
     with pytest.raises(ForeignDirectory):
-        await open_store(str(directory))
+        await open_local(str(directory))
     with lmdb.open(str(directory)) as foreign, foreign.begin() as txn:
         assert list(txn.cursor()) == [(b"key", b"value")]
 
@@ -108,11 +108,11 @@ async def test_a_store_is_not_made_unless_asked(directory: Path, there: bool) ->
     if there:
         directory.mkdir()  # noqa: ASYNC240 nothing else runs in this loop
     with pytest.raises(StoreMissing, match="there is no store in"):
-        await open_store(str(directory), create=False)
+        await open_local(str(directory), create=False)
     assert names(directory) == ([] if there else None)
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         store_id = store.store_id
-    async with await open_store(str(directory), create=False) as store:
+    async with await open_local(str(directory), create=False) as store:
         assert store.store_id == store_id
 
 
@@ -126,18 +126,18 @@ async def test_rubbish_is_refused(directory: Path, content: bytes) -> None:
     """A data.mdb that LMDB cannot read is refused and kept."""
     write(directory / "data.mdb", content)
     with pytest.raises(StoreRefused):
-        await open_store(str(directory))
+        await open_local(str(directory))
     assert read(directory / "data.mdb") == content
 
 
 async def test_a_newer_format_is_refused(directory: Path) -> None:
     """A store of a newer dibs is not touched, however often one tries."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         assert isinstance(store, OrderedStore)
         await store._engine.lane().transact(lambda txn: txn.put(META_FORMAT, ms8(FORMAT + 1)))
     for _ in range(2):
         with pytest.raises(NewerFormat):
-            await open_store(str(directory))
+            await open_local(str(directory))
 
 
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pyt
     assert here not in directory_module.NETWORK_FILE_SYSTEMS
     monkeypatch.setattr(directory_module, "NETWORK_FILE_SYSTEMS", frozenset({here}))
     with pytest.raises(NetworkFileSystem):
-        await open_store(str(tmp_path / "new" / "store"))
+        await open_local(str(tmp_path / "new" / "store"))
     assert not (tmp_path / "new").exists()
 
 
@@ -188,7 +188,7 @@ async def produce(store, count):
 async def in_child(store):
     await produce(store, 5)
     assert len(await store.claim("t", ["c"], limit=2)) == 2
-    async with await open_store(URL) as new:
+    async with await open_local(URL) as new:
         assert new._engine is store._engine
         await produce(new, 5)
     await produce(store, 5)
@@ -200,7 +200,7 @@ async def in_parent(store):
     assert len(await store.claim("t", ["c"], limit=2)) == 2
 
 loop = asyncio.new_event_loop()
-store = loop.run_until_complete(open_store(URL))
+store = loop.run_until_complete(open_local(URL))
 loop.run_until_complete(produce(store, 5))
 pids = []
 for _ in range(3):
@@ -238,7 +238,7 @@ async def test_a_relative_directory_stays_where_it_is(
 ) -> None:
     """A store opened by a relative path does not move with the working directory."""
     monkeypatch.chdir(tmp_path)
-    store = await open_store("here", clock=clock)
+    store = await open_local("here", clock=clock)
     monkeypatch.chdir("/")
     await put(store)
     assert (await store.stats(TENANT)).total.ready == 1

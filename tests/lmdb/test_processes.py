@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dibs.ids import id_from_text
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.batches import row_ids
 from dibs.stores.ordered.lmdb import LmdbEngine
 from dibs.stores.ordered.store import OrderedStore
@@ -19,7 +19,7 @@ from tests.lmdb.processes import Child, Children
 
 PRODUCE = """
 async def main():
-    async with await open_store(URL) as store:
+    async with await open_local(URL) as store:
         for _ in range(int(ARGS[0]) // 10):
             await asyncio.gather(*(store.enqueue("default", [NewTask(command="work")]) for _ in range(10)))
 asyncio.run(main())
@@ -29,7 +29,7 @@ tell(done=True)
 WORK = """
 async def main():
     done = 0
-    async with await open_store(URL) as store:
+    async with await open_local(URL) as store:
         while leases := await store.claim("default", ["work"], limit=7, wait_s=2):
             outcomes = await store.settle(
                 [Settlement(tenant="default", id=l.id, token=l.token, kind=Kind.COMPLETE) for l in leases])
@@ -42,7 +42,7 @@ asyncio.run(main())
 WAIT_FOR_A_TASK = """
 waiting.FALLBACK_LOOK_S = 60
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     leases = await store.claim("default", ["work"], wait_s=30)
     tell(ids=[lease.id.hex() for lease in leases], at_s=time.time())
     await store.close()
@@ -52,7 +52,7 @@ asyncio.run(main())
 WAIT_FOR_AN_END = """
 waiting.FALLBACK_LOOK_S = 60
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     [task] = await store.wait("default", [bytes.fromhex(ARGS[0])], wait_s=30)
     tell(status=task.status, at_s=time.time())
     await store.close()
@@ -74,7 +74,7 @@ async def listening(directory: Path, count: int = 1) -> None:
 
 async def test_producers_and_workers_share_a_directory(directory: Path, children: Children) -> None:
     """What some processes enqueue others complete, each task once."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         producers = [children.start(PRODUCE, directory, 300) for _ in range(3)]
         workers = [children.start(WORK, directory) for _ in range(2)]
         for producer in producers:
@@ -90,7 +90,7 @@ async def test_producers_and_workers_share_a_directory(directory: Path, children
 async def test_an_enqueue_wakes_a_claim_in_another_process(tmp_path: Path, children: Children, deep: bool) -> None:
     """The claim waits without looking, and is woken; a socket's address has no room for the path of a deep one."""
     directory = tmp_path / ("x" * 200) / ("y" * 200) / "store" if deep else tmp_path / "store"
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         child = children.start(WAIT_FOR_A_TASK, directory)
         await listening(directory)
         started_s = time.time()
@@ -103,7 +103,7 @@ async def test_an_enqueue_wakes_a_claim_in_another_process(tmp_path: Path, child
 
 async def test_an_end_wakes_a_wait_in_another_process(directory: Path, children: Children) -> None:
     """Whoever waits for a task is told by whichever process settles it."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         task_id = await put(store)
         child = children.start(WAIT_FOR_AN_END, directory, task_id.hex())
         await listening(directory)
@@ -116,7 +116,7 @@ async def test_an_end_wakes_a_wait_in_another_process(directory: Path, children:
 
 async def test_each_of_several_waiting_processes_gets_its_task(directory: Path, children: Children) -> None:
     """Three wait, three tasks come in one by one: nobody is left sleeping."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         waiting = [children.start(WAIT_FOR_A_TASK, directory) for _ in range(3)]
         await listening(directory, 3)
         ids = [await put(store) for _ in range(3)]
@@ -126,7 +126,7 @@ async def test_each_of_several_waiting_processes_gets_its_task(directory: Path, 
 
 STAGE = """
 async def main():
-    async with await open_store(URL) as store:
+    async with await open_local(URL) as store:
         chunks = [new_id() for _ in range(8)]
         rows = [NewTask(command="work", payload=b"%d" % n) for n in range(100)]
         await asyncio.gather(*(store.stage("default", chunk, rows) for chunk in chunks))
@@ -138,7 +138,7 @@ asyncio.run(main())
 async def test_ten_stagers_and_one_commit(directory: Path, children: Children) -> None:
     """What ten processes stage at once is seen as far as the commit names it; claims that wait in other processes are
     woken by it, and workers share the rows."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         stagers = [children.start(STAGE, directory) for _ in range(10)]
         told = [await asyncio.to_thread(stager.finish) for stager in stagers]
         chunks = [[bytes.fromhex(one) for one in each["chunks"]] for each in told]
@@ -162,7 +162,7 @@ async def test_ten_stagers_and_one_commit(directory: Path, children: Children) -
 
 STAGE_AND_DIE = """
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     chunk = new_id()
     await store.stage("default", chunk, [NewTask(command="work") for _ in range(10)])
     tell(chunk=chunk.hex())
@@ -173,7 +173,7 @@ asyncio.run(main())
 
 async def test_a_stager_that_was_killed(directory: Path, children: Children) -> None:
     """What it had staged can be committed by another process."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         child = children.start(STAGE_AND_DIE, directory)
         chunk = bytes.fromhex((await asyncio.to_thread(child.told))["chunk"])
         child.kill()
@@ -194,7 +194,7 @@ async def test_the_sockets_of_the_dead_are_removed(store: OrderedStore, director
 
 async def test_the_sockets_of_the_living_are_removed_by_them(directory: Path, children: Children) -> None:
     """A process that closes its store leaves nothing behind."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         child = children.start(WAIT_FOR_A_TASK, directory)
         await listening(directory)
         await put(store)
@@ -204,7 +204,7 @@ async def test_the_sockets_of_the_living_are_removed_by_them(directory: Path, ch
 
 HOLD_A_SNAPSHOT = """
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     held = store._engine.environment.begin()
     held.get(b"Mformat")
     tell(pid=os.getpid())
@@ -233,7 +233,7 @@ async def one(store):
         await store.enqueue("default", [NewTask(command="work", id=i, payload=os.urandom(2000)) for i in ids])
         tell(ids=[i.hex() for i in ids])
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     await asyncio.gather(one(store), one(store), one(store))
 asyncio.run(main())
 """
@@ -241,7 +241,7 @@ asyncio.run(main())
 
 async def test_recovery_after_a_kill_in_the_middle_of_writing(directory: Path, children: Children) -> None:
     """Whoever is killed while it holds the write lock does not stop the others, and what it was told is there."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         for _ in range(8):
             writer = children.start(WRITE_FOR_EVER, directory)
             acknowledged = [await asyncio.to_thread(writer.told) for _ in range(4)]
@@ -252,7 +252,7 @@ async def test_recovery_after_a_kill_in_the_middle_of_writing(directory: Path, c
                 assert all(await store.get(TENANT, [bytes.fromhex(one) for one in told["ids"]]))
         await assert_counts(store)
         assert (await store.doctor()).clean
-    async with await open_store(str(directory)) as again:
+    async with await open_local(str(directory)) as again:
         assert (await again.doctor()).clean
 
 
@@ -261,7 +261,7 @@ async def one(store):
     while True:
         await store.enqueue("other", [NewTask(command="work", payload=b"x" * 200) for _ in range(200)])
 async def main():
-    store = await open_store(URL)
+    store = await open_local(URL)
     await store.enqueue("other", [NewTask(command="work")])
     tell(ready=True)
     await asyncio.gather(*(one(store) for _ in range(16)))
@@ -271,7 +271,7 @@ asyncio.run(main())
 
 async def test_a_busy_process_does_not_starve_another(directory: Path, children: Children) -> None:
     """Beside a process that writes without a pause, single calls of another are answered."""
-    async with await open_store(str(directory)) as store:
+    async with await open_local(str(directory)) as store:
         busy = children.start(SATURATE, directory)
         await asyncio.to_thread(busy.told)
         took_s: list[float] = []
@@ -292,7 +292,7 @@ async def test_ids_are_the_same_in_every_process(store: OrderedStore, directory:
     task_id = await put(store, payload=payload, codec="raw")
     script = """
 async def main():
-    async with await open_store(URL) as store:
+    async with await open_local(URL) as store:
         [task] = await store.get("default", [bytes.fromhex(ARGS[0])])
         from dibs.ids import id_to_text
         tell(payload=task.payload.hex(), text=id_to_text(task.id))

@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from dibs.clock import Clock
 from dibs.settings import Settings
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.testing.simulation import StoreMachine
 
@@ -34,7 +34,7 @@ class OrderedMachine(StoreMachine):
 def check_memory(profile: settings) -> None:
     """Runs the machine on the sorted map. (hypothesis takes anything that makes machines, and declares less.)"""
     run_state_machine_as_test(
-        lambda: OrderedMachine(lambda clock: open_store("memory:", clock=clock), in_turn=True),  # type: ignore[arg-type]
+        lambda: OrderedMachine(lambda clock: open_local("memory:", clock=clock), in_turn=True),  # type: ignore[arg-type]
         settings=profile,
     )
 
@@ -45,7 +45,7 @@ def check_lmdb(directory: Path, profile: settings) -> None:
 
     def opener() -> Callable[[Clock], Awaitable[LocalStore]]:
         url = f"lmdb:{directory / str(next(numbers))}"
-        return lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed"))
+        return lambda clock: open_local(url, clock=clock, settings=Settings(durability="relaxed"))
 
     run_state_machine_as_test(
         lambda: OrderedMachine(opener(), reopens=True, in_turn=True),  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def check_shards(where: str, profile: settings) -> None:
         count = 2 + 2 * (number % 2)
         url = f"shards:{where.format(number)}?n={count}"
         return OrderedMachine(
-            lambda clock: open_store(url, clock=clock, settings=Settings(durability="relaxed")),
+            lambda clock: open_local(url, clock=clock, settings=Settings(durability="relaxed")),
             reopens=not where.startswith("memory:"),
             shard_of=lambda task_id: task_id[-1] % count,
         )

@@ -11,7 +11,7 @@ import pytest
 from dibs.clock import ManualClock
 from dibs.errors import StoreClosed, StoreCorrupt, StoreError, StoreUnavailable
 from dibs.ids import new_id
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.stores.protocol import Store
 from dibs.stores.sharded import shard
@@ -64,7 +64,7 @@ def faults() -> Faults:
 async def store(clock: ManualClock, faults: Faults) -> AsyncIterator[ShardedStore]:
     """Three shards that fail when they are told to."""
     # Held open apart: a store in memory is gone when nobody has it open.
-    async with await open_store("shards:memory:down?n=3", clock=clock, settings=RELAXED):
+    async with await open_local("shards:memory:down?n=3", clock=clock, settings=RELAXED):
         opened = await open_faulty("memory:down?n=3", faults, clock)
         yield opened
         faults.down = set()
@@ -259,7 +259,7 @@ async def test_closed_means_closed(store: ShardedStore, faults: Faults) -> None:
 
 async def open_lmdb(directory: Path, clock: ManualClock) -> LocalStore:
     """Three LMDB shards."""
-    return await open_store(f"shards:{directory}?n=3", clock=clock, settings=RELAXED)
+    return await open_local(f"shards:{directory}?n=3", clock=clock, settings=RELAXED)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -286,7 +286,7 @@ async def test_a_directory_that_is_removed_or_replaced(tmp_path: Path, clock: Ma
 
 
 async def _make_empty(directory: Path, clock: ManualClock) -> None:
-    async with await open_store(str(directory), clock=clock, settings=RELAXED):
+    async with await open_local(str(directory), clock=clock, settings=RELAXED):
         pass
 
 
@@ -300,7 +300,7 @@ async def test_a_file_that_is_garbage(tmp_path: Path, clock: ManualClock, broken
     good = data.read_bytes()
     data.write_bytes(b"garbage" * 4096)
     for url in (f"shards:{tmp_path / 'set'}?n=3", f"shards:{tmp_path / 'set'}"):
-        async with await open_store(url, clock=clock, settings=RELAXED, create=False) as store:
+        async with await open_local(url, clock=clock, settings=RELAXED, create=False) as store:
             for slot, task_id in enumerate(ids):
                 if slot == broken:
                     with pytest.raises(StoreUnavailable, match=f"shard {broken}"):

@@ -10,7 +10,7 @@ import pytest
 from dibs import Dibs
 from dibs.clock import ManualClock
 from dibs.ids import id_from_text, key_digest
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.stores.protocol import ALL_TENANTS
 from dibs.task import ALL_COMMANDS, Enqueued, KeyLimit, Lease, NewTask, QueueConfig, QueueLimits
@@ -41,7 +41,7 @@ N = 4
 @pytest.fixture
 async def store(clock: ManualClock) -> AsyncIterator[LocalStore]:
     """Four shards in memory."""
-    async with await open_store(f"shards:memory:?n={N}", clock=clock) as opened:
+    async with await open_local(f"shards:memory:?n={N}", clock=clock) as opened:
         yield opened
 
 
@@ -141,7 +141,7 @@ async def test_clients_at_once_keep_to_the_cap(clock: ManualClock, request: pyte
     """Several clients that claim in the same moment, each in any shard, never hold more than the cap between them; and
     none of them waits for ever."""
     url = f"shards:memory:{request.node.name}?n={N}"
-    clients = [await open_store(url, clock=clock) for _ in range(4)]
+    clients = [await open_local(url, clock=clock) for _ in range(4)]
     await put_everywhere(clients[0], 20)
     await cap(clients[0], 3)
     held: set[bytes] = set()
@@ -177,7 +177,7 @@ def hold():
             pass
     raise SystemExit("more are held than the cap allows")
 async def main():
-    async with await open_store(URL, settings=Settings(durability="relaxed")) as store:
+    async with await open_local(URL, settings=Settings(durability="relaxed")) as store:
         done = 0
         while True:
             leases = await store.claim("*" if ARGS[1] == "all" else "default", ["work"], limit=2, wait_s=2)
@@ -197,7 +197,7 @@ async def test_processes_at_once_keep_to_the_cap(tmp_path: Path, children: Child
     """Processes that claim in the same moment, each in another shard, are never handed more than the cap."""
     url, room = f"shards:{tmp_path / 'store'}?n={N}", tmp_path / "room"
     room.mkdir()
-    async with await open_store(url, settings=RELAXED) as store:
+    async with await open_local(url, settings=RELAXED) as store:
         await put_everywhere(store, 25, "work")
         await cap(store, 3, "work")
         started = [children.start(HOLD, url, room, whose) for whose in ("own", "own", "all")]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dibs.clock import ManualClock
 from dibs.errors import StoreUnavailable, UnknownChunk
 from dibs.ids import new_id
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.stores.protocol import Store
 from dibs.stores.sharded.loads import ABANDONED_S, HOLD_S
@@ -64,7 +64,7 @@ def faults() -> Faults:
 async def store(clock: ManualClock, faults: Faults) -> AsyncIterator[ShardedStore]:
     """Three shards that fail when they are told to."""
     # Held open apart: a store in memory is gone when nobody has it open.
-    async with await open_store(f"shards:memory:loads?n={N}", clock=clock):
+    async with await open_local(f"shards:memory:loads?n={N}", clock=clock):
         opened = await open_faulty(f"memory:loads?n={N}", faults, clock)
         yield opened
         faults.down, faults.crash_at = set(), None
@@ -176,7 +176,7 @@ async def test_a_commit_and_a_drop_at_once(tmp_path: Path, where: str) -> None:
     """One store commits the chunks that another drops, many times: what the commit says is what is there, all rows or
     none, and a repeat says the same."""
     url = f"shards:memory:{tmp_path}?n=4" if where == "memory" else f"shards:{tmp_path / 'set'}?n=4"
-    async with await open_store(url, settings=RELAXED) as mine, await open_store(url, settings=RELAXED) as yours:
+    async with await open_local(url, settings=RELAXED) as mine, await open_local(url, settings=RELAXED) as yours:
         for n in range(40):
             chunks = [new_id() for _ in range(5)]
             for chunk, chunk_id in enumerate(chunks):

@@ -9,7 +9,7 @@ import pytest
 from dibs.clock import ManualClock
 from dibs.errors import InvalidCursor, InvalidOption
 from dibs.ids import new_id
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.task import Enqueued, Filter, Lease, NewTask, QueueConfig, WorkerInfo
 from dibs.testing.contract.harness import no_fallback  # noqa: F401 a fixture
@@ -24,7 +24,7 @@ N = 4
 @pytest.fixture
 async def store(clock: ManualClock) -> AsyncIterator[LocalStore]:
     """Four shards in memory."""
-    async with await open_store(f"shards:memory:?n={N}", clock=clock) as opened:
+    async with await open_local(f"shards:memory:?n={N}", clock=clock) as opened:
         yield opened
 
 
@@ -158,10 +158,10 @@ async def test_a_foreign_cursor_is_refused(store: LocalStore, clock: ManualClock
     for tenant, which in (("other", Filter(command=COMMAND)), (TENANT, Filter(command="else")), (TENANT, Filter())):
         with pytest.raises(InvalidCursor):
             await store.list(tenant, which, cursor=page.cursor)
-    async with await open_store("memory:", clock=clock) as plain:
+    async with await open_local("memory:", clock=clock) as plain:
         await put_many(plain, 30)
         other = (await plain.list(TENANT, limit=5)).cursor
-    async with await open_store(f"shards:memory:?n={N}", clock=clock) as second:
+    async with await open_local(f"shards:memory:?n={N}", clock=clock) as second:
         with pytest.raises(InvalidCursor):
             await second.list(TENANT, Filter(command=COMMAND), cursor=page.cursor)
     for cursor in (other, "", "nonsense", "é"):
@@ -231,7 +231,7 @@ async def test_a_worker_that_moved_is_told_once(clock: ManualClock, at_once: Non
     faults = Faults()
     url = "memory:workers?n=2"
     # Held open apart: a store in memory is gone when nobody has it open.
-    async with await open_store(f"shards:{url}", clock=clock), await open_faulty(url, faults, clock) as store:
+    async with await open_local(f"shards:{url}", clock=clock), await open_faulty(url, faults, clock) as store:
         for busy in range(4):
             faults.down = {busy % 2}
             await store.register(TENANT, WorkerInfo(name="w", busy=busy), 60)

@@ -9,7 +9,7 @@ import pytest
 
 from dibs.checks import CHUNK_MAX_BYTES, Limits, check_load, check_rows
 from dibs.errors import InvalidInput, InvalidName, InvalidOption, PayloadTooLarge
-from dibs.stores import open_store
+from dibs.stores import open_local
 from dibs.stores.batches import rows_of
 from dibs.task import (
     BATCH_MAX,
@@ -66,7 +66,7 @@ SURROGATE = "\udc80"
 )
 async def test_a_task_of_wrong_types_is_rejected(options: dict[str, Any]) -> None:
     """The item is rejected with what to do, its neighbours go in, and all of them can be read and claimed."""
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         bad = NewTask(**{"command": "c", **options})
         before, rejected, after = await store.enqueue("t", [NewTask(command="c"), bad, NewTask(command="c")])
         assert isinstance(rejected, Rejected)
@@ -103,7 +103,7 @@ async def test_a_task_of_wrong_types_is_rejected(options: dict[str, Any]) -> Non
 )
 async def test_a_settlement_of_wrong_types_is_rejected(options: dict[str, Any]) -> None:
     """A settlement that is not acceptable changes nothing: the lease is still held and can be settled properly."""
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         await store.enqueue("t", [NewTask(command="c")])
         [lease] = await store.claim("t", ["c"])
         good = {"tenant": "t", "id": lease.id, "token": lease.token, "kind": Kind.COMPLETE}
@@ -125,7 +125,7 @@ async def test_a_settlement_of_wrong_types_is_rejected(options: dict[str, Any]) 
 )
 async def test_progress_of_wrong_types_is_rejected(progress: Progress) -> None:
     """A heartbeat with progress that cannot be kept is rejected and does not extend the lease."""
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         await store.enqueue("t", [NewTask(command="c")])
         [lease] = await store.claim("t", ["c"])
         [rejected] = await store.heartbeat([Heartbeat(tenant="t", id=lease.id, token=lease.token, progress=progress)])
@@ -147,7 +147,7 @@ async def test_progress_of_wrong_types_is_rejected(progress: Progress) -> None:
 )
 async def test_a_configuration_of_wrong_types_is_refused(config: Any) -> None:
     """A configuration that could not be read back is refused; the queue keeps the one it has."""
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         with pytest.raises(InvalidInput):
             await store.configure("t", "c", config)
         assert await store.configure("t", "c") == QueueConfig()
@@ -166,7 +166,7 @@ async def test_a_configuration_of_wrong_types_is_refused(config: Any) -> None:
 )
 async def test_a_worker_of_wrong_types_is_refused(info: WorkerInfo) -> None:
     """A registration that could not be read back is refused, so one worker cannot hide the others."""
-    async with await open_store("memory:") as store:
+    async with await open_local("memory:") as store:
         await store.register("t", WorkerInfo(name="good"), 60)
         with pytest.raises(InvalidInput):
             await store.register("t", info, 60)

@@ -80,7 +80,7 @@ def backup(session: Session, /, directory: Path) -> int:
     Nothing stops meanwhile. The copy is a store of its own; `dibs restore` makes another out of it.
     """
     with progress("backup", counted=False):
-        session.run(lambda store: store.backup(directory))
+        session.run_local(lambda store: store.backup(directory))
     return _copied(session, directory)
 
 
@@ -131,7 +131,7 @@ def doctor(session: Session, /, repair: bool) -> int:
     first, and keep a backup.
     """
     with progress("examine", counted=False):
-        report = session.run(lambda store: store.doctor(mend=repair))
+        report = session.run_local(lambda store: store.doctor(mend=repair))
     if session.json:
         echo_json({"clean": report.clean, **to_builtins(report)})
     else:

@@ -16,11 +16,12 @@ from dibs.checks import RATE_MAX, RATE_MIN
 from dibs.errors import InvalidName
 from dibs.ids import id_from_text
 from dibs.settings import FIELDS, Settings, load, read_duration_s
-from dibs.stores import open_store
+from dibs.stores import open_local, open_store
 from dibs.stores.protocol import ALL_TENANTS
 
 if TYPE_CHECKING:
     from dibs.stores.local import LocalStore
+    from dibs.stores.protocol import Store
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class Session:
         """The tenant that is meant, or `*`."""
         return ALL_TENANTS if self.flags.get("tenant") == ALL_TENANTS else self.settings.tenant
 
-    def run(self, work: Callable[[LocalStore], Awaitable[T]], *, create: bool = False) -> T:
+    def run(self, work: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
         """Opens the store, does the work and closes it. Only with `create` is a store made that does not exist."""
 
         async def opened() -> T:
@@ -58,8 +59,18 @@ class Session:
 
         return asyncio.run(opened())
 
+    def run_local(self, work: Callable[[LocalStore], Awaitable[T]]) -> T:
+        """`run`, for what is about the store's own files: a server's is refused."""
+
+        async def opened() -> T:
+            self._check_lasting()
+            async with await open_local(self.settings.url, settings=self.settings, create=False) as store:
+                return await work(store)
+
+        return asyncio.run(opened())
+
     @contextlib.contextmanager
-    def steps(self, *, create: bool = False) -> Iterator[tuple[LocalStore, asyncio.Runner]]:
+    def steps(self, *, create: bool = False) -> Iterator[tuple[Store, asyncio.Runner]]:
         """Opens the store for work in steps, each given to the runner; between them the process may wait for input, and
         Ctrl-C ends that at once."""
         with asyncio.Runner() as runner:
@@ -69,10 +80,13 @@ class Session:
             finally:
                 runner.run(store.close())
 
-    async def _open(self, create: bool) -> LocalStore:
+    async def _open(self, create: bool) -> Store:
+        self._check_lasting()
+        return await open_store(self.settings.url, settings=self.settings, create=create)
+
+    def _check_lasting(self) -> None:
         if self.settings.url.startswith(("memory:", "shards:memory:")):
             raise click.UsageError("A store in memory is gone when this command ends: name a directory with --url.")
-        return await open_store(self.settings.url, settings=self.settings, create=create)
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

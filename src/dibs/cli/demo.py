@@ -90,13 +90,13 @@ async def _play(world: Path, *, quick: bool, aside: bool) -> Account | None:
     from dibs.demo.crew import Crew, WorkerDied
     from dibs.demo.screen import Screen
     from dibs.demo.story import FULL, QUICK, Story
-    from dibs.stores import open_store
+    from dibs.stores import open_local
 
     screen = Screen(aside=aside)
     crew = Crew(world / "logs")
     with _signals_cancel():
         try:
-            async with asyncio.timeout(PATIENCE_S), await open_store(shop.app.url, settings=shop.app.settings) as store:
+            async with asyncio.timeout(PATIENCE_S), await open_local(shop.app.url, settings=shop.app.settings) as store:
                 screen.line("dibs demo: a shop whose producer and workers share a queue in a directory.")
                 account = await Story(store, crew, QUICK if quick else FULL, screen).play()
                 screen.summary(account)

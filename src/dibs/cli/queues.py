@@ -288,10 +288,10 @@ def stats(session: Session, /) -> int:
     """
     rows: list[tuple[str, Stats, int]] = []
 
-    async def look(store: LocalStore) -> str:
+    async def look(store: Store) -> str | None:
         for tenant in await _tenants(store, session.tenant_or_all):
             rows.append((tenant, await store.stats(tenant), len(await store.workers(tenant))))
-        return store.store_id.hex()
+        return store.store_id.hex() if isinstance(store, LocalStore) else None
 
     store_id = session.run(look)
     if session.json:
@@ -308,7 +308,8 @@ def stats(session: Session, /) -> int:
     else:
         [(tenant, found, alive)] = rows
         values = zip(STATS_TITLES, _stats_row(found, alive), strict=True)
-        echo_fields([("store", f"{mask(session.settings.url)} ({store_id})"), ("tenant", tenant),
+        url = mask(session.settings.url)
+        echo_fields([("store", url if store_id is None else f"{url} ({store_id})"), ("tenant", tenant),
                      *((title.lower(), value) for title, value in values)])  # fmt: skip
     return Exit.OK
 

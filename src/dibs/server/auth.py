@@ -102,6 +102,7 @@ NEEDS: Mapping[str, frozenset[Scope]] = {
     "heartbeat": _OF_WORKERS,
     "settle": _OF_WORKERS,
     "register": _OF_WORKERS,
+    "about": _OF_ANYBODY,
     "get": _OF_ANYBODY,
     "wait": _OF_ANYBODY,
     "list": _OF_PRODUCERS,

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-
 from dibs.errors import Forbidden, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.stores.direct import DirectStore
@@ -121,13 +120,15 @@ class Gate:
             if name is not None:
                 self._claims.pop(name, None)
 
-    async def unclaim(self, who: Principal, tenant: str, claim_id: bytes) -> int:
-        """Puts back what a claim took whose caller has given it up, also one that is still on its way."""
+    async def unclaim(self, who: Principal, tenant: str, claim_id: bytes, *, for_good: bool = False) -> int:
+        """Puts back what a claim took whose caller has given it up, also one that is still on its way. `for_good`: if
+        the claim has not arrived yet, it will take nothing."""
         self._check(who, "unclaim", tenant)
         name = (tenant, claim_id)
-        self._unclaimed[name] = None
-        if len(self._unclaimed) > UNCLAIMED_MAX:
-            self._unclaimed.popitem(last=False)
+        if for_good:
+            self._unclaimed[name] = None
+            if len(self._unclaimed) > UNCLAIMED_MAX:
+                self._unclaimed.popitem(last=False)
         claiming = self._claims.get(name)
         if claiming is not None:
             claiming.cancel()
@@ -200,9 +201,7 @@ class Gate:
     ) -> Acted:
         """Revives dead letters."""
         self._check(who, "replay", tenant)
-        return await self.store.replay(
-            tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor
-        )
+        return await self.store.replay(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
 
     async def purge(
         self,

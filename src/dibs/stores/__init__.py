@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from dibs.checks import Limits
 from dibs.clock import Clock, SystemClock
-from dibs.errors import MissingDriver, StoreCorrupt, UnknownScheme
+from dibs.errors import MissingDriver, StoreCorrupt, StoreRefused, UnknownScheme
 from dibs.settings import Settings
 
 if TYPE_CHECKING:
     from dibs.stores.local import LocalStore
     from dibs.stores.ordered.engine import Engine
     from dibs.stores.ordered.store import OrderedStore
+    from dibs.stores.protocol import Store
 
-__all__ = ["open_store", "restore_store"]
+__all__ = ["open_local", "open_store", "restore_store"]
 
+REMOTE = ("http://", "https://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -29,7 +31,7 @@ async def open_store(
     clock: Clock | None = None,
     settings: Settings | None = None,
     create: bool = True,
-) -> LocalStore:
+) -> Store:
     """Opens the store that `url` names; drivers are imported only when they are named.
 
     ==========================  ======================================================================
@@ -38,6 +40,7 @@ async def open_store(
     ``shards:DIR?n=4``          so many ``lmdb:`` stores as one, in DIR/0, DIR/1 and so on
     ``shards:memory:NAME?n=4``  the same in memory
     ``shards:[URL,URL]``        any stores as one; a Python list of URLs means the same
+    ``http(s)://TOKEN@HOST``    a server's
     ==========================  ======================================================================
 
     `settings` gives limits and durability; `clock` is for tests. Without `create`, a directory that holds no store yet
@@ -45,7 +48,23 @@ async def open_store(
     if it says something else later.
     """
     settings = settings or Settings()
+    if isinstance(url, str) and url.startswith(REMOTE):
+        return await _remote(url)
+    return await open_local(url, clock=clock, settings=settings, create=create)
+
+
+async def open_local(
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    clock: Clock | None = None,
+    settings: Settings | None = None,
+    create: bool = True,
+) -> LocalStore:
+    """`open_store`, for what only a store on this machine can do: a server's is refused."""
+    settings = settings or Settings()
     clock = clock or SystemClock()
+    if isinstance(url, str) and url.startswith(REMOTE):
+        raise StoreRefused("this is about a store's own files: run it on the machine that has them, not on a server's")
     if isinstance(url, list | tuple):
         return await _sharded([_text(one) for one in url], clock, settings, create)
     url = _text(url)
@@ -64,7 +83,9 @@ def open_single(url: str, clock: Clock, settings: Settings, *, create: bool) -> 
     if colon and scheme == "lmdb":
         return _ordered(_lmdb(rest, clock, settings, create), settings)
     if not url or _SCHEME.match(url):
-        raise UnknownScheme(f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards: or memory:")
+        raise UnknownScheme(
+            f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards:, memory: or http://HOST"
+        )
     return _ordered(_lmdb(url, clock, settings, create), settings)
 
 
@@ -76,6 +97,14 @@ async def restore_store(backup: str | os.PathLike[str], directory: str | os.Path
 
     restore = copies.restore if copies.is_copy(backup) else lmdb.restore
     await asyncio.to_thread(restore, backup, directory)
+
+
+async def _remote(url: str) -> Store:
+    try:
+        from dibs.stores.remote.store import open_remote
+    except ImportError as error:
+        raise MissingDriver("the client of a server is missing: pip install 'dibs[remote]'") from error
+    return await open_remote(url)
 
 
 def _text(url: object) -> str:

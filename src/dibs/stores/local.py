@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 import os
 
+from dibs.stores.direct import DirectStore
 from dibs.stores.ordered.doctor import Report
-from dibs.stores.protocol import Store
 
 
-class LocalStore(Store):
+class LocalStore(DirectStore):
     """A store whose data is within reach of this process. `open_store` returns one."""
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -23,50 +23,39 @@ from dibs.checks import Limits
 from dibs.errors import InvalidInput, InvalidOption, StoreUnavailable
 from dibs.ids import id_to_text
 from dibs.stores.batches import batches, ids_of, listed, merged, rows_of, slices
-from dibs.stores.waiting import no_hint, wait_for
-from dibs.stores.wakeups import Ended, Ready, Subscription, Topic
+from dibs.stores.wakeups import Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
     BATCH_MAX,
-    CHUNK_KEEP_S,
-    NOTHING,
     Acted,
     Already,
     Cancelled,
     Committed,
-    Decision,
     Duplicate,
-    Elsewhere,
     Enqueued,
     EventPage,
     Extended,
     Filter,
     Heartbeat,
-    InFlight,
     JournalBounds,
     Lease,
     LeaseLost,
-    LoadState,
-    Look,
     NewTask,
     Page,
     Place,
     QueueConfig,
     Reader,
-    ReadyTenants,
     Rejected,
     Rows,
     Settled,
     Settlement,
     Staged,
-    StagedPart,
     Stats,
     Status,
     Swept,
     Task,
     TaskRef,
     TenantPage,
-    TurnsTaken,
     WorkerInfo,
 )
 
@@ -90,6 +79,8 @@ class Store(abc.ABC):
     """
 
     order: Order = Order()
+    sweeps_itself = False
+    """True if somebody behind it sees to the sweep, so that whoever uses it need not."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -149,23 +140,15 @@ class Store(abc.ABC):
             checks.check_label("worker", worker)
         if claim_id is not None:
             checks.check_claim_id(claim_id)
-        if claim_id is not None or not wait_s:
-            leases = await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
-            if leases or not wait_s:
-                return leases
-        due_s: float | None = None
+        return await self._claim_within(tenant, commands, limit, lease_s, wait_s, worker, claim_id)
 
-        # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.
-        async def look() -> builtins.list[Lease]:
-            nonlocal due_s
-            due_s = await self._ready_in_s(tenant, commands)
-            return await self._claim(tenant, commands, limit, lease_s, worker, claim_id) if due_s == 0 else []
-
-        async def pause_s() -> float | None:
-            return due_s
-
-        topics = [Ready(tenant, command) for command in commands]
-        return await wait_for(self.subscribe(topics, limit), look, pause_s, wait_s)
+    async def unclaim(self, tenant: str, claim_id: bytes) -> int:
+        """Puts back what a claim took whose answer nobody got, as if it had not been claimed; what was settled or taken
+        back meanwhile is left alone. Returns how many. A claim that is still on its way is not stopped."""
+        if tenant != ALL_TENANTS:
+            checks.check_tenant(tenant)
+        checks.check_claim_id(claim_id)
+        return await self._unclaim(tenant, claim_id)
 
     async def heartbeat(self, beats: Sequence[Heartbeat]) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases from now on, and tells whether a cancel was asked for."""
@@ -221,14 +204,7 @@ class Store(abc.ABC):
         for task_id in ids:
             checks.check_id(task_id)
 
-        async def look() -> builtins.list[Task | None]:
-            return [*await self._get(tenant, ids)]
-
-        def over(tasks: builtins.list[Task | None]) -> bool:
-            return any(task is None or task.status.ended for task in tasks)
-
-        topics = [Ended(tenant, task_id) for task_id in dict.fromkeys(ids)]
-        return await wait_for(self.subscribe(topics), look, no_hint, wait_s, over)
+        return [*await self._wait(tenant, ids, wait_s)]
 
     async def replay(
         self, tenant: str, which: Sequence[bytes] | Filter, *, limit: int = BATCH_MAX, cursor: str | None = None
@@ -395,62 +371,19 @@ class Store(abc.ABC):
         """`ids` are the tasks' own, or minted for those that came without."""
 
     @abc.abstractmethod
-    async def _claim(
+    async def _claim_within(
         self,
         tenant: str,
         commands: Sequence[str],
         limit: int,
         lease_s: float | None,
+        wait_s: float,
         worker: str,
         claim_id: bytes | None,
-        elsewhere: Elsewhere = NOTHING,
-    ) -> builtins.list[Lease]:
-        """`elsewhere`: what counts for the caps beside what is in progress here."""
+    ) -> builtins.list[Lease]: ...
 
     @abc.abstractmethod
-    async def _claimed(self, tenant: str, claim_id: bytes) -> builtins.list[Lease] | None:
-        """The leases of an earlier claim of this id that are still alive; None: no such claim is known here."""
-
-    @abc.abstractmethod
-    async def _undo_claim(self, leases: Sequence[Lease]) -> None:
-        """Puts back what was claimed and never reached anybody, as if it had not been claimed; what was taken back
-        meanwhile is left alone."""
-
-    @abc.abstractmethod
-    async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
-        """In how many seconds a claim may find something: 0 for now, None if nothing is known to become due."""
-
-    @abc.abstractmethod
-    async def _look(self, tenant: str, commands: Sequence[str], elsewhere: Elsewhere) -> Look:
-        """`_ready_in_s`, with what is in progress in other shards, and whether caps make that matter."""
-
-    @abc.abstractmethod
-    async def _in_flight(self, tenants: Sequence[str], commands: Sequence[str]) -> Mapping[tuple[str, str], InFlight]:
-        """What is in progress under those caps that are set: of the tenants, as the command `*`, and of these queues of
-        theirs. Cheap, above all where none is set."""
-
-    @abc.abstractmethod
-    async def _any_due(self, tenant: str, commands: Sequence[str]) -> bool:
-        """Whether a claim from one of these queues would first note what time has done, such as leases that ran out."""
-
-    @abc.abstractmethod
-    async def _ready_tenants(self, commands: Sequence[str], after: str, limit: int, *, itself: bool) -> ReadyTenants:
-        """The next tenants behind a name, or from it on, that may have something ready in queues of these commands."""
-
-    @abc.abstractmethod
-    async def _claim_turns(
-        self,
-        turns: Sequence[tuple[str, int]],
-        commands: Sequence[str],
-        lease_s: float | None,
-        worker: str,
-        claim_id: bytes | None,
-        elsewhere: Elsewhere,
-        *,
-        further: bool,
-    ) -> TurnsTaken:
-        """This store's part of a claim of all tenants: from each named tenant at most so many. `further`: the same
-        claim has been here before."""
+    async def _unclaim(self, tenant: str, claim_id: bytes) -> int: ...
 
     @abc.abstractmethod
     async def _heartbeat(self, beats: Sequence[Heartbeat]) -> Sequence[Extended | LeaseLost | Rejected]: ...
@@ -467,6 +400,9 @@ class Store(abc.ABC):
     async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]: ...
 
     @abc.abstractmethod
+    async def _wait(self, tenant: str, ids: Sequence[bytes], wait_s: float) -> Sequence[Task | None]: ...
+
+    @abc.abstractmethod
     async def _replay(self, tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str | None) -> Acted: ...
 
     @abc.abstractmethod
@@ -479,70 +415,13 @@ class Store(abc.ABC):
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page: ...
 
     @abc.abstractmethod
-    async def _stage(
-        self,
-        tenant: str,
-        chunk_id: bytes,
-        rows: Rows,
-        ids: Sequence[bytes] | None = None,
-        parts: Sequence[int] = (),
-        keep_s: float = CHUNK_KEEP_S,
-        content: bytes = b"",
-    ) -> Staged | None:
-        """`ids`: those of the rows, if they are not their whole chunk. `parts`: the shards that hold the others.
-        `content`: the same for all parts of the same rows. None: a load holds the chunk, with other rows."""
-
-    @abc.abstractmethod
-    async def _has_rows(self, tenant: str, chunk_id: bytes) -> bool:
-        """Whether rows of this chunk that were committed are here."""
-
-    @abc.abstractmethod
-    async def _staged(self, tenant: str, chunk_ids: Sequence[bytes]) -> Sequence[StagedPart | None]:
-        """What is held of each chunk; None: it does not wait for a commit here."""
-
-    @abc.abstractmethod
-    async def _reserve(
-        self, tenant: str, chunk_ids: Sequence[bytes], holder: str, hold_s: float
-    ) -> Sequence[StagedPart | None]:
-        """`_staged`; if all wait for a commit, and no other load holds one, they are kept for the load `holder`: nobody
-        stages or drops them until `_release`. After `hold_s` others may ask what became of the holder."""
-
-    @abc.abstractmethod
-    async def _release(self, tenant: str, holds: Sequence[tuple[bytes, int]]) -> None:
-        """Ends reservations of chunks, each named by its number. The holder's load has to be fenced before."""
+    async def _stage(self, tenant: str, chunk_id: bytes, rows: Rows) -> Staged | None:
+        """None: a load holds the chunk, with other rows."""
 
     @abc.abstractmethod
     async def _commit_load(
         self, tenant: str, name: str, seq: int, chunk_ids: Sequence[bytes], forget_s: float | None
     ) -> Committed: ...
-
-    @abc.abstractmethod
-    async def _commit_chunks(self, tenant: str, chunk_ids: Sequence[bytes], at_ms: int) -> None:
-        """Does this store's part of a decision that is kept elsewhere: commits what is there of the chunks, in time or
-        not, as of the time of the decision. Done again it changes nothing."""
-
-    @abc.abstractmethod
-    async def _decide(self, decision: Decision, seen: LoadState) -> Decision | None:
-        """Keeps a decision that is to be done on several shards, of which this is the home of the load, and returns it
-        with its time; None: the load is not as it was seen before."""
-
-    @abc.abstractmethod
-    async def _fence(self, tenant: str, name: str) -> Decision | None:
-        """Returns what a load, whose home this is, has decided and may not have done. If that is nothing, no commit
-        that has looked at the load before can be decided."""
-
-    @abc.abstractmethod
-    async def _load_state(self, tenant: str, name: str) -> LoadState:
-        """How far a load has come whose home this is."""
-
-    @abc.abstractmethod
-    async def _decisions(self, older_s: float) -> Sequence[Decision]:
-        """Decisions that were kept here so long ago, at least, and are pending; a bounded number."""
-
-    @abc.abstractmethod
-    async def _done(self, decision: Decision) -> None:
-        """Notes that a load, whose home this is, has come as far as a decision that is done everywhere, and forgets the
-        decision."""
 
     @abc.abstractmethod
     async def _drop(self, tenant: str, chunk_ids: Sequence[bytes]) -> int: ...
@@ -584,11 +463,6 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def subscribe(self, topics: Iterable[Topic], limit: int = 1) -> Subscription:
         """Returns a subscription: enter it, look, then wait on it. `limit`: how many ready tasks it can use."""
-
-    @abc.abstractmethod
-    async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
-        """A fact about the store itself: the first `value` given under this name, kept and returned ever after.
-        None: nobody has given one."""
 
     @abc.abstractmethod
     async def close(self) -> None:

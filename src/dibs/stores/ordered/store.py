@@ -169,6 +169,9 @@ class OrderedStore(LocalStore):
             undone.add_done_callback(lambda future: future.cancelled() or future.exception())
             undone.add_done_callback(self._giving_back.discard)
 
+    async def _held(self, tenant: str, ids: Sequence[bytes], worker: str) -> Sequence[bytes | None]:
+        return self._read(lambda txn: views.held(txn, tenant, ids, worker))
+
     async def _ready_in_s(self, tenant: str, commands: Sequence[str]) -> float | None:
         if tenant == ALL_TENANTS:
             in_ms = self._read(lambda txn: fair_ready_in_ms(txn, commands, self._turn))

@@ -96,6 +96,13 @@ def get(txn: ReadTxn, tenant: str, refs: Sequence[TaskRef]) -> list[Task | None]
     return tasks
 
 
+def held(txn: ReadTxn, tenant: str, ids: Sequence[bytes], worker: str) -> list[bytes | None]:
+    """Returns the tokens of the leases that a worker holds."""
+    keys = tenant_keys(tenant)
+    states = [live_state(txn, keys, task_id) for task_id in ids]
+    return [state.token or None if state is not None and state.worker == worker else None for state in states]
+
+
 def result_of(txn: ReadTxn, tenant: TenantKeys, task_id: bytes, state: State) -> Result | None:
     """Returns the result slot of an ended task, while it is kept."""
     if not state.ended() or state.result_until_ms <= txn.now_ms:

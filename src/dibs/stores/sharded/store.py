@@ -358,6 +358,10 @@ class ShardedStore(LocalStore):
             refs, lambda ref: self._shards.of_ref(tenant, ref), lambda store, some: store._get(tenant, some)
         )
 
+    async def _held(self, tenant: str, ids: Sequence[bytes], worker: str) -> Sequence[bytes | None]:
+        self._check_open()
+        return await self._shards.split(ids, self._shards.of_id, lambda store, some: store._held(tenant, some, worker))
+
     async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]:
         self._check_open()
         return await self._shards.split(

@@ -1,0 +1,149 @@
+"""Sockets: uvicorn's HTTP protocol, with limits on a request's head in time and size, and a prompt stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from dibs.errors import SettingsError
+
+HEAD_S = 30.0
+"""How long a client may take to send the head of a request, and to begin with one after it has connected."""
+HEAD_MAX_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-type: text/plain\r\ncontent-length: 19\r\nconnection: close\r\n\r\nheaders too large.\n"
+)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. One that takes too long to say what it wants is closed."""
+
+    _in_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_head:
+            return
+        if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._head_timer is None:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def _arm(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class Listener:
+    """Accepts connections and hands their requests to an application."""
+
+    def __init__(self, app: Any, *, certificate: str | None = None, key: str | None = None) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
+            date_header=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        try:
+            self._config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"the certificate or its key cannot be used: {error}") from error
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._state.connections)
+
+    async def start(self, bound: socket.socket) -> None:
+        """Accepts connections at a socket that is bound."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._config, self._state, {}), sock=bound, ssl=self._config.ssl, backlog=BACKLOG
+        )
+
+    async def stop(self, within_s: float) -> None:
+        """Accepts nobody any more, lets those who ask have their answers, and closes all connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if self._state.tasks:
+            _, late = await asyncio.wait(self._state.tasks, timeout=within_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to the address; port 0 is any that is free."""
+    try:
+        [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"{host!r} is not an address to listen at: {error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A client whose machine is gone says nothing: after a minute the system asks.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise SettingsError(f"cannot listen at {host}:{port}: {error.strerror}. Choose another with --port") from error
+    return bound

@@ -1,0 +1,134 @@
+"""``/v1/store/<verb>``: the verbs of the store as they are, in msgpack. What a remote store speaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from dibs.errors import InvalidOption
+from dibs.server.auth import Principal
+from dibs.server.gate import Gate
+from dibs.server.web import MSGPACK, Answer, Request, Route, Stream
+from dibs.stores.remote import verbs
+from dibs.stores.remote.verbs import PATH, VERBS, WAIT_MAX_S, Verb, topic_of
+from dibs.task import BATCH_MAX
+
+_encode = msgspec.msgpack.Encoder().encode
+
+#: Does what a verb asks for.
+Act = Callable[[Principal, Any], Awaitable[Any]]
+
+
+def verb_routes(gate: Gate) -> list[Route]:
+    """Returns one route for each verb."""
+    acts = _acts(gate)
+    return [
+        Route(
+            method="POST",
+            path=PATH + verb.name,
+            handle=_subscribed(gate) if verb is verbs.SUBSCRIBE else _answered(verb, acts[verb.name]),
+            summary=(verb.asks.__doc__ or "").partition("\n")[0],
+            verb=verb.name,
+            takes=verb.asks,
+            content_type=MSGPACK,
+            gives={200: verb.answers},
+            tag="store",
+        )
+        for verb in VERBS
+    ]
+
+
+def _acts(gate: Gate) -> dict[str, Act]:
+    async def about(_: Principal, __: verbs.AskNothing) -> verbs.About:
+        limits = gate.store.limits
+        return verbs.About(gate.store.order, limits.payload_max_bytes, limits.result_max_bytes)
+
+    async def claim(who: Principal, ask: verbs.AskClaim) -> Any:
+        return await gate.claim(
+            who,
+            ask.tenant,
+            ask.commands,
+            limit=ask.limit,
+            lease_s=ask.lease_s,
+            wait_s=_within(ask.wait_s),
+            worker=ask.worker,
+            claim_id=ask.claim_id,
+        )
+
+    return {
+        "about": about,
+        "enqueue": lambda who, ask: gate.enqueue(who, ask.tenant, ask.tasks),
+        "claim": claim,
+        "unclaim": lambda who, ask: gate.unclaim(who, ask.tenant, ask.claim_id, for_good=ask.for_good),
+        "heartbeat": lambda who, ask: gate.heartbeat(who, ask.beats),
+        "settle": lambda who, ask: gate.settle(who, ask.settlements),
+        "get": lambda who, ask: gate.get(who, ask.tenant, ask.refs),
+        "cancel": lambda who, ask: gate.cancel(who, ask.tenant, ask.refs),
+        "wait": lambda who, ask: gate.wait(who, ask.tenant, ask.ids, _within(ask.wait_s)),
+        "replay": lambda who, ask: gate.replay(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
+        "purge": lambda who, ask: gate.purge(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
+        "retain": lambda who, ask: gate.retain(who, ask.tenant, ask.ids, ask.result_ttl_s),
+        "list": lambda who, ask: gate.list(who, ask.tenant, ask.which, cursor=ask.cursor, limit=ask.limit),
+        "stage": lambda who, ask: gate.stage(who, ask.tenant, ask.chunk_id, ask.rows),
+        "commit_load": lambda who, ask: gate.commit_load(
+            who, ask.tenant, ask.name, ask.seq, ask.chunk_ids, forget_s=ask.forget_s
+        ),
+        "drop": lambda who, ask: gate.drop(who, ask.tenant, ask.chunk_ids),
+        "stats": lambda who, ask: gate.stats(who, ask.tenant, ask.commands),
+        "queue": lambda who, ask: gate.configure(who, ask.tenant, ask.command),
+        "configure": lambda who, ask: gate.configure(who, ask.tenant, ask.command, ask.config),
+        "register": lambda who, ask: gate.register(who, ask.tenant, ask.info, ask.ttl_s),
+        "workers": lambda who, ask: gate.workers(who, ask.tenant),
+        "tenants": lambda who, ask: gate.tenants(who, cursor=ask.cursor, limit=ask.limit),
+        "journal_bounds": lambda who, _: gate.journal_bounds(who),
+        "events": lambda who, ask: gate.events(
+            who, ask.tenant, shard=ask.shard, after=ask.after, until=ask.until, limit=ask.limit
+        ),
+        "readers": lambda who, _: gate.readers(who),
+        "advance": lambda who, ask: gate.advance(who, ask.reader, ask.shard, ask.position),
+        "sweep": lambda who, ask: gate.sweep(who, ask.budget),
+    }
+
+
+def _answered(verb: Verb[Any], act: Act) -> Callable[[Request], Awaitable[Answer]]:
+    waits = verb in (verbs.CLAIM, verbs.WAIT)
+
+    async def handle(request: Request) -> Answer:
+        _check_sizes(request.data)
+        work = act(request.principal, request.data)
+        answer = await (request.while_there(work) if waits and request.data.wait_s else work)
+        return Answer(200, _encode(answer), MSGPACK)
+
+    return handle
+
+
+def _subscribed(gate: Gate) -> Callable[[Request], Awaitable[Stream]]:
+    async def handle(request: Request) -> Stream:
+        ask: verbs.AskSubscribe = request.data
+        _check_sizes(ask)
+        topics = [topic_of(one) for one in ask.topics]
+        return Stream(_bytes(gate.subscribe(request.principal, topics, ask.limit)))
+
+    return handle
+
+
+async def _bytes(news: AsyncGenerator[bool, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for happened in news:
+            yield b"\1" if happened else b"\0"
+    finally:
+        await news.aclose()
+
+
+def _check_sizes(ask: Any) -> None:
+    """A client splits what it asks into batches of this size; what is larger was not made by one."""
+    for name in ("tasks", "beats", "settlements", "refs", "ids", "topics"):
+        items = getattr(ask, name, ())
+        if len(items) > BATCH_MAX:
+            raise InvalidOption(f"{name} has {len(items)} items: ask for at most {BATCH_MAX} at once")
+
+
+def _within(wait_s: float) -> float:
+    return min(wait_s, WAIT_MAX_S)

@@ -1,0 +1,304 @@
+"""A connection to a server: asks, asks again when no answer comes, and listens.
+
+Whatever is asked may be repeated, so a question that got no answer is asked again, with growing pauses, until the time
+for it is over. Errors that the server names come back as the errors they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from dibs.errors import (
+    DibsError,
+    LimitExceeded,
+    StoreClosed,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownScheme,
+    error_from_code,
+)
+from dibs.settings import mask
+from dibs.stores.remote.verbs import PATH, SUBSCRIBE, UNCLAIM, VERBS, Answer, AskSubscribe, AskUnclaim, Verb
+from dibs.stores.wakeups import Subscription
+
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+"""How long a call may take, beside what it waits on purpose."""
+GIVE_UP_S = 15.0
+"""How long a question is repeated that gets no answer."""
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 2.0
+WORKED_S = 2.0
+"""A call that was cut off after so long had been with a server that worked: the time to give up begins anew."""
+LISTEN_S = 45.0
+"""A server that is silent for so long has gone: it says something every few seconds."""
+
+_AGAIN = frozenset({502, 503, 504})
+_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {verb.name: msgspec.msgpack.Decoder(verb.answers) for verb in VERBS}
+
+T = TypeVar("T")
+
+
+class Problem(Struct):
+    """An error, as a server writes it."""
+
+    error: str = ""
+    code: str = ""
+    retry_after_s: float | None = msgspec.field(name="retryAfterSeconds", default=None)
+
+
+class Address(Struct, frozen=True):
+    """Where a server is, and the token to bring."""
+
+    base: str
+    token: str | None
+    give_up_s: float = GIVE_UP_S
+    ca_file: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Reads ``http(s)://[TOKEN@]HOST[:PORT][/PREFIX][?give_up_s=15&ca_file=FILE]``."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UnknownScheme(f"{mask(url)!r} names no server: {error}") from None
+        if not parts.hostname:
+            raise UnknownScheme(f"{mask(url)!r} names no server: write http://TOKEN@HOST:PORT")
+        if parts.username and parts.password:
+            raise UnknownScheme("a server's URL has a token in front of the host, no user and password")
+        said = parse_qs(parts.query, keep_blank_values=True)
+        give_up_s = _seconds(said.pop("give_up_s", [str(GIVE_UP_S)])[-1])
+        ca_file = said.pop("ca_file", [None])[-1]
+        if said or parts.fragment:
+            raise UnknownScheme(f"{mask(url)!r}: a server's URL takes ?give_up_s= and ca_file=, nothing else")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        base = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
+        return cls(base, unquote(parts.username) if parts.username else None, give_up_s, ca_file)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 3600:
+        raise UnknownScheme(f"give_up_s={text!r}: give seconds, from 0 to 3600")
+    return value
+
+
+class Client:
+    """Asks one server. Belongs to the event loop that first uses it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._asking = 0
+        self._idle = asyncio.Event()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._first: set[asyncio.Task[Any]] = set()
+        """What was begun before, and has to hold before anything else is asked."""
+
+    async def ask(
+        self, verb: Verb[Answer], asked: Struct, *, wait_s: float = 0.0, undo: AskUnclaim | None = None
+    ) -> Answer:
+        """Returns the answer. With `wait_s` the server may take so long to give it, and `close` does not wait for it.
+        `undo`: what to ask, before anything else, if the caller goes away before."""
+        self._check_open()
+        if self._first:
+            await asyncio.wait(set(self._first))
+        if wait_s:
+            return await self._waited(self._repeat(verb, asked, wait_s, undo))
+        self._asking += 1
+        self._idle.clear()
+        try:
+            return await self._repeat(verb, asked, 0.0, undo)
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._idle.set()
+
+    def first(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Does something in the background; whatever is asked from now on waits for it."""
+        task = asyncio.ensure_future(work)
+        self._first.add(task)
+        task.add_done_callback(self._first.discard)
+        return task
+
+    async def close(self) -> None:
+        """Lets those who ask have their answers, sends those who wait away, and closes the connections."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+        if self._asking:
+            await self._idle.wait()
+        if self._first:
+            await asyncio.gather(*self._first, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _waited(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        self._waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if self._closed and not _is_cancelled():
+                raise self._was_closed() from None
+            raise
+        finally:
+            self._waiting.discard(task)
+
+    async def _repeat(self, verb: Verb[Answer], asked: Struct, wait_s: float, undo: AskUnclaim | None) -> Answer:
+        """Asks until there is an answer, or the time for that is over."""
+        body = _encode(asked)
+        deadline_s = time.monotonic() + self.address.give_up_s
+        pause_s = PAUSE_MIN_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                return await self._once(verb, body, wait_s)
+            except asyncio.CancelledError:
+                if undo is not None:
+                    self.first(self._quietly_undo(undo))
+                raise
+            except StoreUnavailable:
+                if time.monotonic() - began_s > WORKED_S:
+                    deadline_s = time.monotonic() + self.address.give_up_s
+                if time.monotonic() + pause_s > deadline_s or self._closed:
+                    raise
+                again_s = pause_s * random.uniform(0.5, 1.0)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            except LimitExceeded as error:
+                if time.monotonic() + error.retry_after_s > deadline_s or self._closed:
+                    raise
+                again_s = error.retry_after_s
+            await asyncio.sleep(again_s)
+
+    async def _quietly_undo(self, undo: AskUnclaim) -> None:
+        """If this fails too, leases run out by themselves."""
+        with contextlib.suppress(DibsError):
+            await self._repeat(UNCLAIM, undo, 0.0, None)
+
+    async def _once(self, verb: Verb[Answer], body: bytes, wait_s: float) -> Answer:
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait_s, sock_connect=CONNECT_S)
+        try:
+            async with self._open().post(self._url(verb), data=body, timeout=timeout) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise self._silent("no answer in time") from error
+        except _LOST as error:
+            raise self._silent(str(error) or type(error).__name__) from error
+        except aiohttp.ClientError as error:
+            raise StoreRefused(f"{mask(self.address.base)}: {error}") from error
+        if status == 200:
+            return self._read(verb, answer)
+        raise self._error(status, answer)
+
+    def _read(self, verb: Verb[Answer], answer: bytes) -> Answer:
+        try:
+            read: Answer = _decoders[verb.name].decode(answer)
+            return read
+        except msgspec.MsgspecError as error:
+            raise StoreRefused(f"{mask(self.address.base)} does not answer as a dibs server does: {error}") from error
+
+    def _error(self, status: int, answer: bytes) -> DibsError:
+        try:
+            problem = msgspec.json.decode(answer, type=Problem)
+        except msgspec.MsgspecError:
+            problem = Problem(f"HTTP {status}")
+        if status in _AGAIN:
+            return self._silent(problem.error)
+        if not problem.code:
+            return StoreRefused(f"{mask(self.address.base)} is no dibs server: it answers {problem.error}")
+        error = error_from_code(problem.code, problem.error)
+        if isinstance(error, LimitExceeded) and problem.retry_after_s is not None:
+            error.retry_after_s = problem.retry_after_s
+        return error
+
+    def _silent(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(f"the server {mask(self.address.base)} does not answer: {why}")
+
+    # -------------------------------------------------------------------------------------------------------- listening
+
+    async def listen(self, asked: AskSubscribe, subscription: Subscription, holds: asyncio.Event) -> None:
+        """Sets the subscription whenever the server says that something happened, until it is cancelled. `holds` is set
+        when the server listens. Where a connection is lost something may have happened unseen: that counts as news."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            try:
+                await self._listen_once(asked, subscription, holds)
+                pause_s = PAUSE_MIN_S
+            except (TimeoutError, aiohttp.ClientError, StoreUnavailable, LimitExceeded):
+                pass
+            except DibsError:
+                holds.set()  # Whoever looks is told what is wrong.
+                return
+            holds.set()
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _listen_once(self, asked: AskSubscribe, subscription: Subscription, holds: asyncio.Event) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=LISTEN_S)
+        async with self._open().post(self._url(SUBSCRIBE), data=_encode(asked), timeout=timeout) as response:
+            if response.status != 200:
+                raise self._error(response.status, await response.read())
+            async for chunk in response.content.iter_any():
+                if holds.is_set() and 1 in chunk:
+                    subscription.set()
+                elif not holds.is_set():
+                    holds.set()
+                    if 1 in chunk:
+                        subscription.set()
+            subscription.set()
+
+    # ---------------------------------------------------------------------------------------------------------- helpers
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"content-type": "application/msgpack"}
+            if self.address.token is not None:
+                headers["authorization"] = f"Bearer {self.address.token}"
+            context: ssl.SSLContext | bool = True
+            if self.address.ca_file is not None:
+                context = ssl.create_default_context(cafile=self.address.ca_file)
+            self._session = aiohttp.ClientSession(
+                headers=headers,
+                connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=30),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _url(self, verb: Verb[Any]) -> str:
+        return f"{self.address.base}{PATH}{verb.name}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._was_closed()
+
+    def _was_closed(self) -> StoreClosed:
+        return StoreClosed(f"the connection to {mask(self.address.base)} was closed: open it again")
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
