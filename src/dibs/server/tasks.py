@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -112,7 +112,7 @@ class Tasks:
         """The table."""
         tasks = f"{self.prefix}/tasks"
         one = f"{tasks}/{{id}}"
-        held = {"verb": "settle", "body_optional": True, "fails": (403, 404, 409), "tag": self.tag}
+        held: dict[str, Any] = {"verb": "settle", "body_optional": True, "fails": (403, 404, 409), "tag": self.tag}
         return [
             Route(method="POST", path=tasks, handle=self.create, summary="Enqueue a task", verb="enqueue",
                   takes=self.create_type, gives={202: self.task_given}, fails=(413, 507), tag=self.tag,
@@ -174,9 +174,7 @@ class Tasks:
             request.data.tasks, lambda raw: self.new_task(self._decode_create(raw), traceparent)
         )
         created = iter(await self._create(request.principal, list(news.values()))) if news else iter(())
-        items = [
-            problems[index] if index in problems else next(created) for index in range(len(request.data.tasks))
-        ]
+        items = [problems[index] if index in problems else next(created) for index in range(len(request.data.tasks))]
         return json_answer({"results": [self.created_item(item) for item in items]})
 
     async def _create(self, who: Principal, news: Sequence[NewTask]) -> list[Any]:
@@ -356,8 +354,10 @@ class Tasks:
         if done.how == "unknown" or done.status is None:
             raise unknown()
         if done.how == "ended" and done.status is not Status.CANCELLED:
-            raise Problem(409, "task_ended", f"too late: the task is {done.status}", status=done.status)
-        how = "cancelling" if done.how == "cancelling" else "cancelled"
+            problem = Problem(409, "task_ended", f"too late: the task is {done.status}")
+            problem.more["status"] = done.status
+            raise problem
+        how: Literal["cancelled", "cancelling"] = "cancelling" if done.how == "cancelling" else "cancelled"
         return json_answer(wire.CancelledView(task_id=UUID(bytes=task_id), how=how, status=done.status))
 
     async def list_tasks(self, request: Request) -> Answer:
@@ -389,9 +389,7 @@ class Tasks:
             raise found
         return found
 
-    async def _tokens(
-        self, request: Request, asked: dict[int, Any], problems: dict[int, Problem]
-    ) -> dict[int, bytes]:
+    async def _tokens(self, request: Request, asked: dict[int, Any], problems: dict[int, Problem]) -> dict[int, bytes]:
         """The token of each item that has one; of the others it is noted why they have none."""
         without = [at for at, item in asked.items() if item.lease_token is None]
         ids = [asked[at].task_id.bytes for at in without]

@@ -65,7 +65,7 @@ class _Given(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 # ------------------------------------------------------------------------------------------------------------- create
 
 
-class CreateTask(_Asked):
+class CreateTask(_Asked, frozen=True, kw_only=True):
     """A task to be enqueued. What is left out, the queue decides."""
 
     command: Command
@@ -88,12 +88,14 @@ class CreateTask(_Asked):
     limit_cost: Annotated[int, Meta(ge=1, le=LIMIT_COST_MAX)] = 1
 
 
-class CreateTasks(_Asked):
+class CreateTasks(_Asked, frozen=True, kw_only=True):
     """Several tasks; each is judged by itself."""
 
     tasks: Annotated[
         list[Raw],
-        Meta(min_length=1, max_length=BATCH_MAX, extra_json_schema={"items": {"$ref": "#/components/schemas/CreateTask"}}),
+        Meta(
+            min_length=1, max_length=BATCH_MAX, extra_json_schema={"items": {"$ref": "#/components/schemas/CreateTask"}}
+        ),
     ]
 
 
@@ -126,7 +128,7 @@ def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
 # -------------------------------------------------------------------------------------------------------------- claim
 
 
-class ClaimTask(_Asked):
+class ClaimTask(_Asked, frozen=True, kw_only=True):
     """Which task to take, and for how long. Without `commands`: those that the token is limited to."""
 
     commands: Annotated[list[Command], Meta(min_length=1, max_length=COMMANDS_MAX)] | None = None
@@ -136,13 +138,13 @@ class ClaimTask(_Asked):
     worker: Name | None = None
 
 
-class ClaimTasks(ClaimTask):
+class ClaimTasks(ClaimTask, frozen=True, kw_only=True):
     """Which tasks to take, and how many."""
 
     count: Count
 
 
-class Progress(_Asked):
+class Progress(_Asked, frozen=True, kw_only=True):
     """How far a running task says it is."""
 
     done: float
@@ -150,7 +152,7 @@ class Progress(_Asked):
     note: Annotated[str, Meta(max_length=200)] = ""
 
 
-class RenewLease(_Asked):
+class RenewLease(_Asked, frozen=True, kw_only=True):
     """Extends a lease from now on; by as much as it was granted for, unless it says so."""
 
     lease_token: Token | None = None
@@ -158,19 +160,21 @@ class RenewLease(_Asked):
     progress: Progress | None = None
 
 
-class RenewLeaseOf(RenewLease):
+class RenewLeaseOf(RenewLease, frozen=True, kw_only=True):
     """Extends one of several leases."""
 
     task_id: UUID
 
 
-class RenewLeases(_Asked):
+class RenewLeases(_Asked, frozen=True, kw_only=True):
     """Several leases; each is judged by itself."""
 
     heartbeats: Annotated[
         list[Raw],
         Meta(
-            min_length=1, max_length=BATCH_MAX, extra_json_schema={"items": {"$ref": "#/components/schemas/RenewLeaseOf"}}
+            min_length=1,
+            max_length=BATCH_MAX,
+            extra_json_schema={"items": {"$ref": "#/components/schemas/RenewLeaseOf"}},
         ),
     ]
 
@@ -178,7 +182,7 @@ class RenewLeases(_Asked):
 # ------------------------------------------------------------------------------------------------------------- settle
 
 
-class ErrorBody(_Asked):
+class ErrorBody(_Asked, frozen=True, kw_only=True):
     """What went wrong in a handler."""
 
     type: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -186,7 +190,7 @@ class ErrorBody(_Asked):
     traceback: Text = ""
 
 
-class SubmitResult(_Asked):
+class SubmitResult(_Asked, frozen=True, kw_only=True):
     """How a task ended: COMPLETED with a result (null is one), or FAILED with an error, for good."""
 
     status: Literal["COMPLETED", "FAILED"]
@@ -197,13 +201,13 @@ class SubmitResult(_Asked):
     result_ttl_seconds: Ttl | None = None
 
 
-class SubmitResultOf(SubmitResult):
+class SubmitResultOf(SubmitResult, frozen=True, kw_only=True):
     """How one of several tasks ended."""
 
     task_id: UUID
 
 
-class SubmitResults(_Asked):
+class SubmitResults(_Asked, frozen=True, kw_only=True):
     """Several results; each is judged by itself."""
 
     results: Annotated[
@@ -216,7 +220,7 @@ class SubmitResults(_Asked):
     ]
 
 
-class Nack(_Asked):
+class Nack(_Asked, frozen=True, kw_only=True):
     """Gives a task back because it could not be done now. Without a delay, the queue's backoff decides."""
 
     lease_token: Token | None = None
@@ -224,7 +228,7 @@ class Nack(_Asked):
     reason: Text = ""
 
 
-class Abandon(_Asked):
+class Abandon(_Asked, frozen=True, kw_only=True):
     """Gives a task back untouched."""
 
     lease_token: Token | None = None
@@ -268,7 +272,7 @@ def error_info(error: str | ErrorBody) -> task.ErrorInfo:
 # ------------------------------------------------------------------------------------------------------------ answers
 
 
-class ErrorView(_Given):
+class ErrorView(_Given, frozen=True, kw_only=True):
     """What went wrong in a handler."""
 
     type: str
@@ -276,7 +280,7 @@ class ErrorView(_Given):
     traceback: str = ""
 
 
-class ProgressView(_Given):
+class ProgressView(_Given, frozen=True, kw_only=True):
     """How far a running task says it is."""
 
     done: float
@@ -284,7 +288,7 @@ class ProgressView(_Given):
     note: str = ""
 
 
-class TaskView(_Given):
+class TaskView(_Given, frozen=True, kw_only=True):
     """A task as it stands."""
 
     id: UUID
@@ -328,20 +332,20 @@ class TaskView(_Given):
     """Its id was enqueued before: nothing was changed."""
 
 
-class TaskViews(_Given):
+class TaskViews(_Given, frozen=True, kw_only=True):
     """Some tasks."""
 
     tasks: list[TaskView]
 
 
-class TaskPage(_Given):
+class TaskPage(_Given, frozen=True, kw_only=True):
     """Some of the tasks that match, and where to go on. Without a cursor that was all."""
 
     tasks: list[TaskView]
     cursor: str | None = None
 
 
-class ItemView(_Given):
+class ItemView(_Given, frozen=True, kw_only=True):
     """One of several. Where it was not accepted, `error` says why, and `statusCode` what it would have been answered
     with by itself."""
 
@@ -353,19 +357,19 @@ class ItemView(_Given):
     retry_after_seconds: float | None = None
 
 
-class CreatedItem(ItemView):
+class CreatedItem(ItemView, frozen=True, kw_only=True):
     """One of several tasks: as it stands, or why there is none."""
 
     task: TaskView | None = None
 
 
-class CreatedItems(_Given):
+class CreatedItems(_Given, frozen=True, kw_only=True):
     """One answer for each, in order."""
 
     results: list[CreatedItem]
 
 
-class RenewedItem(ItemView):
+class RenewedItem(ItemView, frozen=True, kw_only=True):
     """One of several leases: until when it holds, or why it does not."""
 
     task_id: UUID | None = None
@@ -373,13 +377,13 @@ class RenewedItem(ItemView):
     cancel_requested: bool = False
 
 
-class RenewedItems(_Given):
+class RenewedItems(_Given, frozen=True, kw_only=True):
     """One answer for each, in order."""
 
     results: list[RenewedItem]
 
 
-class SettledItem(ItemView):
+class SettledItem(ItemView, frozen=True, kw_only=True):
     """One of several results: how its task stands, or why it was not accepted."""
 
     task_id: UUID | None = None
@@ -387,13 +391,13 @@ class SettledItem(ItemView):
     already: bool = False
 
 
-class SettledItems(_Given):
+class SettledItems(_Given, frozen=True, kw_only=True):
     """One answer for each, in order."""
 
     results: list[SettledItem]
 
 
-class Renewed(_Given):
+class Renewed(_Given, frozen=True, kw_only=True):
     """The lease holds until then. `cancelRequested`: stop, and settle."""
 
     task_id: UUID
@@ -402,7 +406,7 @@ class Renewed(_Given):
     cancel_requested: bool = False
 
 
-class Settled(_Given):
+class Settled(_Given, frozen=True, kw_only=True):
     """Accepted, and how the task stands now. `already`: the same was said before, and that stands."""
 
     task_id: UUID
@@ -411,7 +415,7 @@ class Settled(_Given):
     delay_seconds: float | None = None
 
 
-class Outcome(_Given):
+class Outcome(_Given, frozen=True, kw_only=True):
     """How a task ended."""
 
     task_id: UUID
@@ -427,7 +431,7 @@ class Outcome(_Given):
     reason: str | None = None
 
 
-class CancelledView(_Given):
+class CancelledView(_Given, frozen=True, kw_only=True):
     """What a cancel did: at once, or its worker will be told."""
 
     task_id: UUID
