@@ -336,8 +336,8 @@ class Gate:
         return await self.store.sweep(budget)
 
     def subscribe(self, who: Principal, topics: Sequence[Topic], limit: int = 1) -> AsyncGenerator[bool, None]:
-        """Yields True whenever something happened, and False from time to time if nothing did. It holds from the first
-        value on, which comes at once."""
+        """Yields False at once, when the subscription holds, and from time to time; True, and ends, when something
+        happened."""
         who.check_verb("subscribe")
         for topic in topics:
             if not isinstance(topic, Journalled):
@@ -346,10 +346,11 @@ class Gate:
 
     async def _listen(self, topics: Sequence[Topic], limit: int) -> AsyncGenerator[bool, None]:
         with self.store.subscribe(topics, limit) as subscription:
-            yield False
-            while not self._stopping:
-                waiting = subscription.wait(SUBSCRIPTION_LOOK_S)
-                yield await self._until_stopping(waiting, _false)
+            happened = False
+            yield happened
+            while not happened and not self._stopping:
+                happened = await self._until_stopping(subscription.wait(SUBSCRIPTION_LOOK_S), _false)
+                yield happened
 
     # ----------------------------------------------------------------------------------------------------------- stop
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import random
 import ssl
 import time
@@ -38,6 +39,7 @@ ANSWER_S = 30.0
 GIVE_UP_S = 15.0
 """How long a question is repeated that gets no answer."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 2.0
+PIECE_BYTES = 1 << 20
 WORKED_S = 2.0
 """A call that was cut off after so long had been with a server that worked: the time to give up begins anew."""
 LISTEN_S = 45.0
@@ -200,7 +202,9 @@ class Client:
     async def _once(self, verb: Verb[Answer], body: bytes, wait_s: float) -> Answer:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait_s, sock_connect=CONNECT_S)
         try:
-            async with self._open().post(self._url(verb), data=body, timeout=timeout) as response:
+            # What is large goes out in pieces, between which others have their turn.
+            data = body if len(body) <= PIECE_BYTES else io.BytesIO(body)
+            async with self._open().post(self._url(verb), data=data, timeout=timeout) as response:
                 answer = await response.read()
                 status = response.status
         except TimeoutError as error:
@@ -240,35 +244,32 @@ class Client:
     # -------------------------------------------------------------------------------------------------------- listening
 
     async def listen(self, asked: AskSubscribe, subscription: Subscription, holds: asyncio.Event) -> None:
-        """Sets the subscription whenever the server says that something happened, until it is cancelled. `holds` is set
-        when the server listens. Where a connection is lost something may have happened unseen: that counts as news."""
+        """Sets the subscription as soon as the server says that something happened. `holds` is set when the server
+        listens, or cannot be reached. Where a connection is lost, something may have happened unseen: that counts."""
         pause_s = PAUSE_MIN_S
-        while True:
-            try:
-                await self._listen_once(asked, subscription, holds)
-                pause_s = PAUSE_MIN_S
-            except (TimeoutError, aiohttp.ClientError, StoreUnavailable, LimitExceeded):
-                pass
-            except DibsError:
-                holds.set()  # Whoever looks is told what is wrong.
-                return
+        while not await self._heard(asked, holds):
             holds.set()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        subscription.set()
 
-    async def _listen_once(self, asked: AskSubscribe, subscription: Subscription, holds: asyncio.Event) -> None:
+    async def _heard(self, asked: AskSubscribe, holds: asyncio.Event) -> bool:
+        """Listens until something happened, or may have; False: the server could not be asked to."""
+        missed = holds.is_set()
+        began = False
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=LISTEN_S)
-        async with self._open().post(self._url(SUBSCRIBE), data=_encode(asked), timeout=timeout) as response:
-            if response.status != 200:
-                raise self._error(response.status, await response.read())
-            async for chunk in response.content.iter_any():
-                if holds.is_set() and 1 in chunk:
-                    subscription.set()
-                elif not holds.is_set():
+        try:
+            async with self._open().post(self._url(SUBSCRIBE), data=_encode(asked), timeout=timeout) as response:
+                if response.status != 200:
+                    return False
+                async for chunk in response.content.iter_any():
+                    began = True
                     holds.set()
-                    if 1 in chunk:
-                        subscription.set()
-            subscription.set()
+                    if missed or 1 in chunk:
+                        return True
+        except (TimeoutError, aiohttp.ClientError):
+            pass
+        return began
 
     # ---------------------------------------------------------------------------------------------------------- helpers
 

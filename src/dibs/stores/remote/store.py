@@ -210,7 +210,8 @@ def _act(tenant: str, which: Sequence[bytes] | Filter, limit: int, cursor: str |
 
 
 class RemoteSubscription(Subscription):
-    """Listens at the server from when it is entered: what is asked after that is asked when the server listens."""
+    """Listens at the server from when it is entered, and again from when a wake-up was taken: what is asked after that
+    is asked when the server listens."""
 
     def __init__(self, client: Client, topics: tuple[Topic, ...], limit: int) -> None:
         super().__init__(Wakeups(), topics, limit)
@@ -218,16 +219,27 @@ class RemoteSubscription(Subscription):
         self._asked = verbs.AskSubscribe([verbs.on_wire(topic) for topic in topics], limit)
         self._listening: asyncio.Task[None] | None = None
 
+    async def wait(self, timeout_s: float) -> bool:
+        woken = await super().wait(timeout_s)
+        if woken:
+            self._listen()
+        return woken
+
     def __enter__(self) -> Self:
-        holds = asyncio.Event()
-        self._listening = asyncio.ensure_future(self._client.listen(self._asked, self, holds))
-        self._client.first(_until(holds))
+        self._listen()
         return super().__enter__()
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         super().__exit__()
         if self._listening is not None:
             self._listening.cancel()
+
+    def _listen(self) -> None:
+        holds = asyncio.Event()
+        self._listening = asyncio.ensure_future(self._client.listen(self._asked, self, holds))
+        # Also if it ends, or is cancelled, before it holds.
+        self._listening.add_done_callback(lambda _: holds.set())
+        self._client.first(_until(holds))
 
 
 async def _until(event: asyncio.Event) -> None:

@@ -253,8 +253,8 @@ class OnJournalled(Struct, tag=True):
 
 
 class AskSubscribe(Struct):
-    """Listens. The answer is a stream: a byte 1 whenever something happened, 0 from time to time; the first byte says
-    that the subscription holds."""
+    """Listens. The answer is a stream: a byte 0 when the subscription holds, and from time to time; a byte 1, and the
+    end, when something happened."""
 
     topics: list[OnReady | OnEnded | OnJournalled]
     limit: int = 1

@@ -1,0 +1,77 @@
+"""What a server is told: a TOML file, and flags that come before it."""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from dibs.errors import SettingsError
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    log_format: Literal["text", "json"] = "text"
+    events_to: str | None = None
+    """A file that gets every event of the journal."""
+    body_max_bytes: int = 8 << 20
+    """The largest request that is read."""
+    codeq_without_tokens: bool | None = None
+    """Whether on /v1/codeq the lease of the caller's subject is meant where no lease token is given. None: in
+    development mode only."""
+    stop_within_s: float = 20.0
+    """How long a stop waits for what is being done."""
+
+    def check(self) -> None:
+        """Raises a `SettingsError` for what cannot work together."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise SettingsError("a certificate and its key go together: give both tls_cert and tls_key")
+        if not self.development:
+            return
+        if not is_loopback(self.host):
+            raise SettingsError(
+                f"without keys everybody would be allowed everything, so {self.host} is refused: listen at 127.0.0.1, "
+                "or name keys ([[keys]] in --config, or --tokens FILE)"
+            )
+
+    @property
+    def development(self) -> bool:
+        """True without keys: nobody is asked for a token."""
+        return True
+
+
+def is_loopback(host: str) -> bool:
+    """True for this machine's own address, by number or as `localhost`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def read_config(file: Path | None, **flags: Any) -> ServerConfig:
+    """Returns what the file says, and the flags that are given before that."""
+    said: dict[str, Any] = {}
+    if file is not None:
+        try:
+            said = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise SettingsError(f"{file} cannot be read: {error}") from error
+    said |= {name: value for name, value in flags.items() if value is not None}
+    said.pop("tokens", None)
+    try:
+        config = msgspec.convert(said, ServerConfig)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{file or 'the flags'}: {error}") from None
+    config.check()
+    return config
