@@ -93,9 +93,7 @@ class CreateTasks(_Asked, frozen=True, kw_only=True):
 
     tasks: Annotated[
         list[Raw],
-        Meta(
-            min_length=1, max_length=BATCH_MAX, extra_json_schema={"items": {"$ref": "#/components/schemas/CreateTask"}}
-        ),
+        Meta(min_length=1, max_length=BATCH_MAX),
     ]
 
 
@@ -171,11 +169,7 @@ class RenewLeases(_Asked, frozen=True, kw_only=True):
 
     heartbeats: Annotated[
         list[Raw],
-        Meta(
-            min_length=1,
-            max_length=BATCH_MAX,
-            extra_json_schema={"items": {"$ref": "#/components/schemas/RenewLeaseOf"}},
-        ),
+        Meta(min_length=1, max_length=BATCH_MAX),
     ]
 
 
@@ -212,11 +206,7 @@ class SubmitResults(_Asked, frozen=True, kw_only=True):
 
     results: Annotated[
         list[Raw],
-        Meta(
-            min_length=1,
-            max_length=BATCH_MAX,
-            extra_json_schema={"items": {"$ref": "#/components/schemas/SubmitResultOf"}},
-        ),
+        Meta(min_length=1, max_length=BATCH_MAX),
     ]
 
 
@@ -267,6 +257,14 @@ def error_info(error: str | ErrorBody) -> task.ErrorInfo:
     if isinstance(error, str):
         return task.ErrorInfo("Error", error)
     return task.ErrorInfo(error.type, error.message, error.traceback)
+
+
+#: Batches whose items are read one by one, so that a bad one does not spoil the rest: in which field, and of what.
+BATCHES: Mapping[type[Struct], tuple[str, type[Struct]]] = {
+    CreateTasks: ("tasks", CreateTask),
+    RenewLeases: ("heartbeats", RenewLeaseOf),
+    SubmitResults: ("results", SubmitResultOf),
+}
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
