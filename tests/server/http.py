@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -27,13 +29,13 @@ class Api:
         """GETs a path."""
         return await self.call("GET", path, **options)
 
-    async def post(self, path: str, json: Any = None, **options: Any) -> Said:
+    async def post(self, path: str, body: Any = None, **options: Any) -> Said:
         """POSTs JSON, or nothing at all."""
-        return await self.call("POST", path, **({} if json is None else {"json": json}), **options)
+        return await self.call("POST", path, **({} if body is None else {"json": body}), **options)
 
-    async def put(self, path: str, json: Any = None, **options: Any) -> Said:
+    async def put(self, path: str, body: Any = None, **options: Any) -> Said:
         """PUTs JSON, or nothing at all."""
-        return await self.call("PUT", path, **({} if json is None else {"json": json}), **options)
+        return await self.call("PUT", path, **({} if body is None else {"json": body}), **options)
 
     async def delete(self, path: str, **options: Any) -> Said:
         """DELETEs a path."""
@@ -42,6 +44,10 @@ class Api:
     async def call(self, method: str, path: str, **options: Any) -> Said:
         """Does any call."""
         headers = {**self.headers, **options.pop("headers", {})}
+        if "json" in options:
+            # A file, in name: of a large body of bytes aiohttp warns.
+            options["data"] = io.BytesIO(json.dumps(options.pop("json")).encode())
+            headers.setdefault("Content-Type", "application/json")
         async with self.session.request(method, self.url + path, headers=headers, **options) as answer:
             body = await answer.read()
             is_json = answer.content_type == "application/json" and body

@@ -34,7 +34,7 @@ class Admin:
     of_tenant_type: type[wire_queues.OfTenant] = wire_queues.OfTenant
     config_type: type[wire_queues.QueueConfigBody] = wire_queues.QueueConfigBody
     which_type: type[wire_queues.Which] = wire_queues.Which
-    clean_up_type: type[wire_queues.CleanUp] = wire_queues.CleanUp
+    clean_up_type: Any = wire_queues.CleanUp
     queues_given: Any = wire_queues.Queues
     queue_given: Any = wire_queues.Queue
 
@@ -151,7 +151,7 @@ class Admin:
 
     async def clean_up(self, request: Request) -> Answer:
         """Removes ended tasks whose time is over by `before`. The server does this by itself, when their time comes."""
-        who, tenant, asked = request.principal, self._tenant(request), request.data
+        who, tenant, asked = request.principal, self._tenant(request), request.data or wire_queues.CleanUp()
         before = asked.before or datetime.now(UTC)
         before_ms, cursor, deleted = wire.to_ms(before), asked.cursor, 0
         # Nothing can be over that has not ended by then.
@@ -226,7 +226,8 @@ class CodeqAdmin(Admin):
     of_tenant_type = CodeqOfTenant
     config_type = CodeqQueueConfig
     which_type = CodeqWhich
-    clean_up_type = CodeqCleanUp
+    # The Go client sends null for nothing.
+    clean_up_type = CodeqCleanUp | None
     queues_given = list[CodeqQueue]
     queue_given = CodeqQueue
 

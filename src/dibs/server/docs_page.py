@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -79,9 +80,10 @@ def _operation(method: str, path: str, operation: Json) -> str:
     scopes = "".join(f"<span class=scope>{escape(scope)}</span> " for scope in operation.get("x-scopes", ()))
     needs = f"<p class=dim>A token with one of these scopes: {scopes}</p>" if scopes else ""
     return (
-        f'<details id="{escape(operation["operationId"])}"><summary><code class="method {method}">{method.upper()}'
+        f'<details><summary><code class="method {method}">{method.upper()}'
         f"</code><code>{escape(path)}</code><span class=what>{escape(operation['summary'])}</span></summary>"
-        f"<div class=body><p>{_text(operation.get('description', ''))}</p>{needs}"
+        f'<div class=body id="{escape(operation["operationId"])}">'
+        f"<p>{_text(operation.get('description', ''))}</p>{needs}"
         f"{_parameters(operation['parameters'])}{_body(operation)}"
         f"<h3>Try it</h3><pre>{escape(curl(method, path, operation))}</pre>{_answers(operation['responses'])}"
         "</div></details>"
@@ -142,7 +144,7 @@ def _schema_details(name: str, schema: Json) -> str:
     )
     values = ", ".join(f"<code>{escape(str(value))}</code>" for value in schema.get("enum", ()))
     return (
-        f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary><div class=body>'
+        f'<details><summary><code>{escape(name)}</code></summary><div class=body id="{escape(name)}">'
         f"<p>{_text(schema.get('description'))}</p><p>{values}</p>{_table(rows)}</div></details>"
     )
 
@@ -180,7 +182,8 @@ def _table(rows: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    return escape(text or "")
+    """Text, with what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text or ""))
 
 
 def _anchor(tag: str) -> str:

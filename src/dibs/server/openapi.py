@@ -18,6 +18,7 @@ from dibs.server.wire import BATCHES
 
 Json = dict[str, Any]
 
+_ORDER = ("Tasks", "Administration", "server", "codeQ")
 _REF = "#/components/schemas/{name}"
 _PARAMETERS: Mapping[str, Json] = {
     "id": {"description": "The task's id.", "schema": {"type": "string", "format": "uuid"}},
@@ -91,13 +92,18 @@ def document(routes: Iterable[Route]) -> Json:
             "version": version("dibs"),
             "description": "A durable task queue: enqueue, claim under a lease, settle once.",
         },
-        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in spoken if route.tag)],
+        # What is there for others comes last.
+        "tags": [{"name": tag} for tag in sorted({route.tag for route in spoken} - {""}, key=_rank)],
         "paths": paths,
         "components": {
             "schemas": _components(kinds),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _rank(tag: str) -> tuple[int, str]:
+    return (_ORDER.index(tag) if tag in _ORDER else len(_ORDER) - 2, tag)
 
 
 def _operation(route: Route) -> Json:

@@ -301,7 +301,7 @@ class TaskView(_Given, frozen=True, kw_only=True):
     payload: AnyJson | UnsetType = UNSET
     payload_base64: str | None = None
     """Instead of `payload`, where that is not JSON."""
-    codec: str = "json"
+    codec: str
     """How the payload is encoded."""
     idempotency_key: str | None = None
     run_at: Time | None = None
@@ -424,7 +424,7 @@ class Outcome(_Given, frozen=True, kw_only=True):
     result: AnyJson | UnsetType = UNSET
     result_base64: str | None = None
     """Instead of `result`, where that is not JSON."""
-    codec: str = "json"
+    codec: str
     error: ErrorView | None = None
     reason: str | None = None
 
@@ -507,6 +507,7 @@ def fresh_view(tenant: str, task_id: bytes, new: task.NewTask) -> TaskView:
         max_attempts=new.max_attempts or MAX_ATTEMPTS_DEFAULT,
         created_at=datetime.now(UTC),
         priority=new.priority or 0,
+        codec=new.codec,
         idempotency_key=new.key,
         **shown("payload", new.payload, new.codec),
     )
