@@ -16,6 +16,9 @@ from dibs.cli.worker import worker
 from dibs.errors import all_errors
 from dibs.function import CallOptions
 from dibs.listeners import Happening
+from dibs.server.auth import NEEDS
+from dibs.server.jwt import Claims
+from dibs.server.keys import KeyConfig
 from dibs.task import NewTask
 from dibs.testing.kit import Kit
 from tests.docs import settings_table
@@ -173,6 +176,27 @@ def test_the_tree_of_errors_is_that_of_the_code() -> None:
     tree = VALUES.read_text().partition("## Errors")[2].split("```")[1]
     drawn = re.findall(r"^[│├└─ ]*(\w+)", tree, re.MULTILINE)
     assert [name for name in drawn if name] == [error.__name__ for error in all_errors() if "dibs" in error.__module__]
+
+
+def test_the_table_of_scopes_is_that_of_the_code() -> None:
+    """Every verb of a server has a place in the table, with the scopes that it asks for."""
+    told: dict[str, frozenset[str]] = {}
+    for verbs, scopes in re.findall(r"^\| (`.*?) \| (`.*?) \|$", section_of("security.md", "## Scopes"), re.MULTILINE):
+        told |= {verb: frozenset(re.findall(r"`(\w+)`", scopes)) for verb in re.findall(r"`(\w+)`", verbs)}
+    assert told == dict(NEEDS)
+
+
+def test_the_fields_of_a_table_of_keys_are_those_of_the_code() -> None:
+    """Each has a row, in order."""
+    section = section_of("security.md", "## Which kind of token").partition("Fields of a")[2]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == KeyConfig.__struct_fields__
+
+
+def test_the_claims_are_those_of_the_code() -> None:
+    """The table of claims names every claim that is read, and no other."""
+    table = re.findall(r"^\| (`.*?) \|", section_of("security.md", "## Claims"), re.MULTILINE)
+    named = {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    assert named | {"nbf", "iat"} == set(Claims.__struct_encode_fields__)
 
 
 def section_of(page: str, heading: str) -> str:

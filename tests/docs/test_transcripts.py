@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
+import msgspec
+
+from dibs.server.keys import KeyConfig, verifier_of
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.transcript import Transcript
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 LOADS = ROOT / "docs" / "bulk-loads.md"
+SECURITY = ROOT / "docs" / "security.md"
 TESTING = ROOT / "docs" / "testing-your-tasks.md"
 
 
@@ -48,6 +53,19 @@ def test_the_examples_of_testing_pass(tmp_path: Path) -> None:
     """The suite that is shown for the kit is one that passes, with as many tests as it says."""
     with Transcript(tmp_path) as transcript:
         transcript.do(list(blocks(TESTING)))
+
+
+def test_the_page_about_security_is_as_it_says(tmp_path: Path) -> None:
+    """Tokens and keys are made as the page shows, and its tables of keys are ones that a server takes."""
+    with Transcript(tmp_path) as transcript:
+        transcript.do(list(blocks(SECURITY)))
+    kinds = []
+    for block in blocks(SECURITY):
+        if block.language == "toml":
+            for table in tomllib.loads(block.code)["keys"]:
+                verifier_of(msgspec.convert(table, KeyConfig), tmp_path)
+                kinds.append(table["kind"])
+    assert kinds == ["tokens", "secret", "jwks-file", "jwks-url"]
 
 
 def runs_pytest(block: Block) -> bool:

@@ -8,8 +8,8 @@ import pytest
 from dibs.server.auth import Principal, Scope
 from dibs.stores.direct import DirectStore
 from dibs.task import NewTask, WorkerInfo
-from tests.server.conftest import served
 from tests.server.http import Api
+from tests.server.serving import served
 
 CONFIG = {
     "paused": True, "priority": 3, "maxAttempts": 7, "leaseSeconds": 60.0, "resultTtlSeconds": 1.0,

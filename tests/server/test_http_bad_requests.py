@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.conftest import BODY_MAX_BYTES
 from tests.server.http import Api
+from tests.server.serving import BODY_MAX_BYTES
 
 JSON = {"Content-Type": "application/json"}
 

@@ -8,8 +8,8 @@ import pytest
 
 from dibs.server.auth import Principal, Scope
 from dibs.stores.direct import DirectStore
-from tests.server.conftest import served
 from tests.server.http import Api
+from tests.server.serving import served
 
 
 async def test_nothing_to_do_is_204(api: Api) -> None:

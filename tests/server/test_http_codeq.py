@@ -13,8 +13,8 @@ from dibs.ids import id_to_text, new_id
 from dibs.server.auth import ALL_SCOPES, Principal, Verifier
 from dibs.stores import open_local
 from dibs.stores.direct import DirectStore
-from tests.server.conftest import served
 from tests.server.http import Api
+from tests.server.serving import served
 
 Q = "/v1/codeq"
 

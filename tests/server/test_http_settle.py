@@ -6,8 +6,8 @@ from dibs.clock import ManualClock
 from dibs.ids import id_from_text, id_to_text, new_id
 from dibs.stores import open_local
 from dibs.stores.direct import DirectStore
-from tests.server.conftest import served
 from tests.server.http import Api
+from tests.server.serving import served
 
 OTHER = "00" * 16
 VERBS = ["heartbeat", "result", "nack", "abandon"]

@@ -51,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
     "restore": Entry("Store", "dibs.cli.care:restore", "Make a store out of a backup."),
     "doctor": Entry("Store", "dibs.cli.care:doctor", "Check every record against every other."),
     "config": Entry("Setup", "dibs.cli.care:config", "Show every setting and where it came from."),
+    "token": Entry("Setup", "dibs.cli.token:token", "Make, list and revoke the tokens of a server."),
     "demo": Entry("Setup", "dibs.cli.demo:demo", "Watch the queue at work, and a worker being killed."),
     "bench": Entry("Setup", "dibs.cli.bench:bench", "Measure this machine's cycles per second."),
     "completion": Entry("Setup", "dibs.cli.completion:completion", "Print the completion script of a shell."),

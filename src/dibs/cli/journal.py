@@ -16,7 +16,7 @@ from dibs.cli.context import Command, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import note, plural, progress
 from dibs.cli.rows import pyarrow
-from dibs.cli.shapes import event_shape
+from dibs.shapes import event_shape
 from dibs.stores.protocol import Store
 from dibs.stores.wakeups import Journalled
 from dibs.task import BATCH_MAX, Event

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,20 +16,8 @@ import msgspec
 from dibs import codec
 from dibs.errors import CodecError
 from dibs.ids import id_to_text
-from dibs.task import Event, QueueConfig, QueueStats, Result, Task, WorkerInfo
-
-Json = dict[str, Any]
-
-
-def time_text(at_ms: int | None) -> str | None:
-    """Returns a time as ISO 8601 in UTC, to the millisecond."""
-    if at_ms is None:
-        return None
-    try:
-        at = datetime.fromtimestamp(at_ms // 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # past the year 9999
-        return f"@{at_ms}ms"
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+from dibs.shapes import Json, time_text
+from dibs.task import QueueConfig, QueueStats, Result, Task, WorkerInfo
 
 
 def task_shape(task: Task) -> Json:
@@ -75,24 +62,6 @@ def result_shape(result: Result) -> Json:
         "value": None if result.data is None else value_shape(result.data, result.codec),
         "reason": result.reason,
         "error": msgspec.to_builtins(result.error),
-    }
-
-
-def event_shape(event: Event) -> Json:
-    """A transition, as the journal keeps it."""
-    return {
-        "cursor": event.cursor.hex(),
-        "at": time_text(event.at_ms),
-        "kind": event.kind.value,
-        "tenant": event.tenant,
-        "id": id_to_text(event.id),
-        "command": event.command,
-        "attempt": event.attempt,
-        "worker": event.worker or None,
-        "reason": event.reason or None,
-        "error_type": event.error_type or None,
-        "error_line": event.error_line or None,
-        "fingerprint": event.fingerprint or None,
     }
 
 

@@ -25,10 +25,11 @@ from dibs.cli.output import (
     note,
     progress,
 )
-from dibs.cli.shapes import event_shape, task_shape, time_text
+from dibs.cli.shapes import task_shape
 from dibs.cli.values import value_text
 from dibs.errors import TaskUnknown
 from dibs.ids import id_to_text
+from dibs.shapes import event_shape, time_text
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, ByKey, Event, Filter, Place, Status, Task, TaskRef
 

@@ -39,8 +39,9 @@ from dibs.cli.output import (
     table,
 )
 from dibs.cli.queues import WORKER_COLUMNS, worker_row
-from dibs.cli.shapes import counts_shape, time_text, worker_shape
+from dibs.cli.shapes import counts_shape, worker_shape
 from dibs.settings import mask
+from dibs.shapes import time_text
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, Event, EventKind, QueueStats, Stats, WorkerInfo
 

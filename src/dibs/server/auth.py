@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -129,15 +129,25 @@ class Verifier(Protocol):
 
     async def verify(self, token: str) -> Principal | None:
         """Returns who brings it; None: it is not of this verifier's kind. Raises `Unauthenticated` if it is, and not
-        good."""
+        good; `StoreUnavailable` if nobody can tell now."""
+
+    async def close(self) -> None:
+        """Lets go of what is open."""
 
 
 class Authenticator:
     """All verifiers of a server, asked in turn. Without any, everybody is `anybody`: development mode."""
 
-    def __init__(self, verifiers: Sequence[Verifier], anybody: Principal | None = None) -> None:
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        anybody: Principal | None = None,
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self._verifiers = verifiers
         self._anybody = anybody
+        self._now_s = now_s
         self._known: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
 
     @property
@@ -157,18 +167,25 @@ class Authenticator:
             raise Unauthenticated("the header Authorization has no token: write Authorization: Bearer TOKEN")
         if len(token) > TOKEN_MAX_CHARS:
             raise Unauthenticated(f"the token is over {TOKEN_MAX_CHARS} characters")
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        now_s = time.time()
+        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+        now_s = self._now_s()
         known = self._known.get(digest)
-        if known is not None and known[0] > now_s:
+        if known is not None and 0 < known[0] - now_s <= REMEMBERED_S:  # also if the clock was set back
             return known[1]
         principal = await self._verified(token)
-        until_s = min(now_s + REMEMBERED_S, principal.expires_s or now_s + REMEMBERED_S)
+        until_s = now_s + REMEMBERED_S
+        if principal.expires_s is not None:
+            until_s = min(until_s, principal.expires_s)
         self._known[digest] = (until_s, principal)
         self._known.move_to_end(digest)
         while len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
         return principal
+
+    async def close(self) -> None:
+        """Closes all verifiers."""
+        for verifier in self._verifiers:
+            await verifier.close()
 
     async def _verified(self, token: str) -> Principal:
         refused: Unauthenticated | None = None
@@ -180,4 +197,4 @@ class Authenticator:
             else:
                 if principal is not None:
                     return principal
-        raise refused or Unauthenticated("the token is not one that this server knows")
+        raise refused or Unauthenticated("the token is not one that this server knows: check its issuer")

@@ -89,6 +89,7 @@ class Listener:
             log_config=None,
             date_header=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=certificate,
             ssl_keyfile=key,

@@ -126,9 +126,9 @@ class Request:
         going = asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((doing, going), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
+            if not doing.done() or doing.cancelled():
                 raise ClientGone
-            return await doing
+            return doing.result()
         finally:
             going.cancel()
             if not doing.done():

@@ -1,4 +1,4 @@
-"""What a store on this machine does beside the queue's verbs: it has a doctor, and can be copied."""
+"""What a store on this machine does beside the queue's verbs: it has a doctor, can be measured and copied."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import abc
 import os
 
 from dibs.stores.direct import DirectStore
+from dibs.stores.meter import Meter
 from dibs.stores.ordered.doctor import Report
 
 
@@ -16,6 +17,16 @@ class LocalStore(DirectStore):
     @abc.abstractmethod
     def store_id(self) -> bytes:
         """Names this store."""
+
+    @property
+    @abc.abstractmethod
+    def meter(self) -> Meter | None:
+        """Who is told of the commits that this process makes. Stores of one process that share an engine share it: the
+        last one that was set counts, until its store is closed."""
+
+    @meter.setter
+    @abc.abstractmethod
+    def meter(self, meter: Meter | None) -> None: ...
 
     @abc.abstractmethod
     async def doctor(self, *, mend: bool = False, slots: bytes | None = None) -> Report:

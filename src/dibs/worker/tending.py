@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from dibs.errors import StoreError, StoreUnavailable
 from dibs.ids import id_to_text
-from dibs.task import BATCH_MAX, Extended, Heartbeat, LeaseLost, Rejected, WorkerInfo
+from dibs.stores.protocol import Store
+from dibs.task import BATCH_MAX, Extended, Heartbeat, LeaseLost, Rejected, Swept, WorkerInfo
 from dibs.worker.jobs import Job, Why
 from dibs.worker.lanes import Lane, LoopLane
 from dibs.worker.link import Link
@@ -97,11 +98,16 @@ class Pulse:
 
 
 async def sweep(link: Link) -> None:
-    """Sweeps the store for ever, so that a queue nobody claims from still moves."""
+    """Sweeps the store for ever, so that a queue nobody claims from still moves; unless somebody else sees to it."""
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)
-        while (await link.ask(lambda store: store.sweep())).more:
+        while (await link.ask(sweep_once)).more:
             pass
+
+
+async def sweep_once(store: Store) -> Swept:
+    """Sweeps, if that is the worker's to do."""
+    return Swept() if store.sweeps_itself else await store.sweep()
 
 
 class Registrar:

@@ -29,7 +29,7 @@ from dibs.worker.link import Link
 from dibs.worker.processes import ProcessLane
 from dibs.worker.running import Ended
 from dibs.worker.settling import Settler
-from dibs.worker.tending import Pulse, Registrar, sweep
+from dibs.worker.tending import Pulse, Registrar, sweep, sweep_once
 from dibs.worker.voice import Voice
 
 log = logging.getLogger("dibs.worker")
@@ -174,7 +174,7 @@ class Worker:
 
     async def _answers(self, link: Link) -> bool:
         """Returns when the store answers for the first time; False if the worker is to stop before."""
-        first = asyncio.ensure_future(link.ask(lambda store: store.sweep()))
+        first = asyncio.ensure_future(link.ask(sweep_once))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({first, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dibs.clock import Clock
 from dibs.errors import DibsError, StoreCorrupt
+from dibs.stores.meter import Meter
 from dibs.stores.ordered.journal import JournalWriter
 from dibs.stores.ordered.keys import META_JOURNAL_BYTES, META_VERSION, from8, from_count, ms8
 from dibs.stores.ordered.records import ROOM_IN_TENANT, Run, UnreadableRecord
 from dibs.stores.wakeups import Ended, Journalled, Ready, Wakeups
-from dibs.task import BATCH_MAX, EventKind
+from dibs.task import BATCH_MAX, EventKind, Reason
 
 if TYPE_CHECKING:
     from dibs.stores.ordered.work import Work
 
 T = TypeVar("T")
+
+log = logging.getLogger("dibs.stores")
 
 #: Events after which a claim may find something, now or at a new time.
 MAKES_READY = frozenset(
@@ -120,6 +124,7 @@ class Engine(abc.ABC):
         self.clock = clock
         self.store_id = b""
         self.memory: dict[bytes, Any] = {}
+        self.meter: Meter | None = None
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
         self._users = 0
 
@@ -161,6 +166,14 @@ class Engine(abc.ABC):
 
     def _new_lane(self, loop: asyncio.AbstractEventLoop) -> Lane:
         return Lane(self, loop)
+
+    def measure(self, meter: Meter, calls: int, runs: Sequence[Run]) -> None:
+        """Tells the meter of a commit. What goes wrong in it is none of the store's business."""
+        try:
+            meter.committed(calls, expired_in(runs))
+        except Exception:
+            self.meter = None
+            log.exception("what measures %s failed, and is no longer told", self.describe())
 
     def acquire(self) -> None:
         """Counts one more use."""
@@ -396,6 +409,18 @@ def flush_txn(txn: EngineTxn) -> None:
             txn.delete(key)
     if txn.dirty:
         txn.put(META_VERSION, ms8(txn.version))
+
+
+def expired_in(runs: Iterable[Run]) -> dict[tuple[str, str], int]:
+    """Counts the leases that were taken back because they had run out, by tenant and command."""
+    expired: dict[tuple[str, str], int] = {}
+    for run in runs:
+        if run.kind == EventKind.LEASE_EXPIRED or (
+            run.kind == EventKind.FAILED and run.detail is not None and run.detail.reason == Reason.LEASE_EXPIRED
+        ):
+            queue = run.tenant, run.command
+            expired[queue] = expired.get(queue, 0) + run.count()
+    return expired
 
 
 @contextlib.contextmanager

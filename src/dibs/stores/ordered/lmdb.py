@@ -348,6 +348,8 @@ class LmdbEngine(Engine):
             self._broken = error
             failed = StoreUnavailable(f"{self.describe()} failed to write: {error}")
             return self._fail(calls[: group.done], failed, error)
+        if (meter := self.meter) is not None:
+            self.measure(meter, group.done, txn.journal.runs)
         return group.done, txn.journal.runs
 
     @contextlib.contextmanager

@@ -60,6 +60,8 @@ class MemoryEngine(Engine):
                 except Exception as error:  # noqa: BLE001 whatever a call raises is its caller's to see
                     txn.roll_back()
                     call.error = error
+                if (meter := self.meter) is not None and txn.dirty:
+                    self.measure(meter, 1, txn.journal.runs)
                 lane.deliver([call], txn.journal.runs)
                 for other in self._lanes.values():
                     if other is not lane and other.wakeups:

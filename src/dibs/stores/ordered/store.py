@@ -16,6 +16,7 @@ from typing import TypeVar
 from dibs.checks import IN_FLIGHT_MAX, Limits
 from dibs.errors import InvalidOption, JournalReset, StoreClosed, StoreUnavailable
 from dibs.stores.local import LocalStore
+from dibs.stores.meter import Meter
 from dibs.stores.ordered import admin, decisions, fair, loads, views
 from dibs.stores.ordered.claim import ClaimCall, any_due, claim, claimed, in_flight, look, new_randoms, ready_in_ms
 from dibs.stores.ordered.doctor import Report, examine, repair
@@ -85,6 +86,7 @@ class OrderedStore(LocalStore):
         self._closed = False
         self._giving_back: set[asyncio.Future[None]] = set()
         self._turn = Turn.anywhere()
+        self._meter: Meter | None = None
 
     # ------------------------------------------------------------------------------------------------- life of a task
 
@@ -382,6 +384,14 @@ class OrderedStore(LocalStore):
         """Names this store; a restored backup has another."""
         return self._engine.store_id
 
+    @property
+    def meter(self) -> Meter | None:
+        return self._engine.meter
+
+    @meter.setter
+    def meter(self, meter: Meter | None) -> None:
+        self._engine.meter = self._meter = meter
+
     async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
         known = self._read(lambda txn: txn.get(fact_key(name)))
         if known is not None or value is None:
@@ -419,6 +429,8 @@ class OrderedStore(LocalStore):
         except StoreUnavailable:
             pass  # Whoever asked for something has been told; closing is how to recover.
         finally:
+            if self._meter is not None and self._engine.meter is self._meter:
+                self._engine.meter = None
             self._engine.release()
 
     def _lane(self) -> Lane:

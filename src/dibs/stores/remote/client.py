@@ -123,7 +123,7 @@ class Client:
         if self._first:
             await asyncio.wait(set(self._first))
         if wait_s:
-            return await self._waited(self._repeat(verb, asked, wait_s, undo))
+            return await self._waited(self._repeat(verb, asked, wait_s, undo), undo)
         self._asking += 1
         self._idle.clear()
         try:
@@ -155,13 +155,14 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    async def _waited(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _waited(self, work: Coroutine[Any, Any, T], undo: AskUnclaim | None) -> T:
         task = asyncio.ensure_future(work)
         self._waiting.add(task)
         try:
             return await task
         except asyncio.CancelledError:
-            task.cancel()
+            if not task.cancel() and undo is not None:
+                self.first(self._quietly_undo(undo))  # the answer had come, and nobody took it
             if self._closed and not _is_cancelled():
                 raise self._was_closed() from None
             raise

@@ -46,7 +46,7 @@ from dibs.task import (
 )
 
 PATH = "/v1/store/"
-WAIT_MAX_S = 30.0
+WAIT_MAX_S = 50.0
 """So long a server lets a call wait; a client that wants to wait for longer asks again."""
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from dibs.errors import StoreClosed, StoreCorrupt, StoreError, StoreUnavailable
 from dibs.settings import mask
 from dibs.stores.local import LocalStore
+from dibs.stores.meter import Meter
 from dibs.stores.sharded.table import Membership, check, membership_of
 
 log = logging.getLogger("dibs.shards")
@@ -39,12 +40,24 @@ class Shard:
         self._complained_s = 0.0
         self._closed = False
         self._why: StoreError | None = None
+        self._meter: Meter | None = None
         self.store: LocalStore | None = None
         """None while it is down."""
         if isinstance(found, StoreError):
             self._went_down(found)
         else:
             self.store = found
+
+    @property
+    def meter(self) -> Meter | None:
+        """Who is told of the commits of this shard, also after it was opened again."""
+        return self._meter
+
+    @meter.setter
+    def meter(self, meter: Meter | None) -> None:
+        self._meter = meter
+        if self.store is not None:
+            self.store.meter = meter
 
     async def ask(self, question: Callable[[LocalStore], Awaitable[T]]) -> T:
         """Returns the store's answer; `StoreUnavailable` names the shard that has none."""
@@ -86,6 +99,8 @@ class Shard:
                     self._why = error
                 else:
                     log.warning("shard %d (%s) answers again", self.number, self.url)
+                    if self._meter is not None:
+                        store.meter = self._meter
                     self.store = store
                     return store
             raise self._unavailable(self._why) from self._why

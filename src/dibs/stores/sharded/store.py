@@ -23,6 +23,7 @@ from dibs.checks import Limits
 from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreUnavailable
 from dibs.stores.batches import is_bound
 from dibs.stores.local import LocalStore
+from dibs.stores.meter import Meter
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
 from dibs.stores.protocol import ALL_TENANTS, Order
 from dibs.stores.sharded import caps, loads
@@ -621,6 +622,15 @@ class ShardedStore(LocalStore):
     def store_id(self) -> bytes:
         """Names the set; a copy of it has the same, and each of its journals another."""
         return self._shards.set_id
+
+    @property
+    def meter(self) -> Meter | None:
+        return self._shards.all[0].meter
+
+    @meter.setter
+    def meter(self, meter: Meter | None) -> None:
+        for shard in self._shards.all:
+            shard.meter = meter
 
     async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
         self._check_open()
