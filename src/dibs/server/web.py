@@ -103,6 +103,11 @@ class Request:
                 return text
         return None
 
+    @property
+    def has_no_body(self) -> bool:
+        """True if its head says that there is nothing to read."""
+        return self.header(b"transfer-encoding") is None and (self.header(b"content-length") or "0") == "0"
+
     def query(self, kind: type[Any]) -> Any:
         """Returns the query string as a struct; what is unknown, twice there or of the wrong type is a 422."""
         try:
@@ -158,10 +163,16 @@ class Route(Struct, frozen=True, kw_only=True):
     """The type of the body; None: it has none."""
     content_type: str = JSON
     """What the body has to be."""
+    body_optional: bool = False
+    """A request without a body is taken for one with an empty object."""
     query: Any = None
     """The struct of the query; None: it is not looked at."""
     gives: Mapping[int, Any] = {}
     """Good answers: the type of the body by status; None: it has none."""
+    fails: Sequence[int] = ()
+    """How it is answered if things are not as the caller thinks: statuses beyond those that any route may have."""
+    example: Any = None
+    """A body that works."""
     tag: str = ""
     """Under which heading it is documented."""
 
@@ -270,6 +281,9 @@ class Web:
             request.caller = await self._authenticator.principal_of(request.header(b"authorization"))
             request.caller.check_verb(route.verb)
         if route.takes is None:
+            return await route.handle(request)
+        if route.body_optional and request.has_no_body:
+            request.data = self._decoders[id(route)](b"{}")
             return await route.handle(request)
         self._check_content(request, route)
         held = 0
