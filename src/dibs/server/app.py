@@ -20,15 +20,18 @@ from dibs.clock import Clock
 from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
 from dibs.ids import new_id
 from dibs.server import logs
+from dibs.server.admin import admin_routes
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
 from dibs.server.events_file import EventsFile
 from dibs.server.gate import Gate
+from dibs.server.http import HttpOptions, task_routes
 from dibs.server.keys import verifier_of
 from dibs.server.limiter import Limiter
 from dibs.server.limits import read_limits
 from dibs.server.listener import Listener, bind
 from dibs.server.metrics import CONTENT_TYPE, Metrics
+from dibs.server.openapi import doc_routes
 from dibs.server.problems import Problem
 from dibs.server.readers import JournalFollower
 from dibs.server.tracing import Tracing
@@ -107,8 +110,14 @@ class Service:
         self._authenticator = Authenticator(
             [verifier_of(keys) for keys in config.keys], ANYBODY if config.development else None
         )
+        routes = [
+            *self._own_routes(),
+            *task_routes(self.gate, HttpOptions(leases_by_subject=config.leases_by_subject)),
+            *admin_routes(self.gate),
+            *verb_routes(self.gate),
+        ]
         self.web = Web(
-            [*self._own_routes(), *verb_routes(self.gate)],
+            [*routes, *doc_routes(routes)],
             self._authenticator,
             Watching(self.metrics),
             body_max_bytes=config.body_max_bytes,
