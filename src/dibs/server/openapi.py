@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -60,15 +61,24 @@ class Error(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tru
 
 def doc_routes(routes: Iterable[Route]) -> list[Route]:
     """The document, and the page that shows it. Both are open to everybody: they tell nothing of anybody's tasks."""
-    known = document(routes)
-    shown = page(known).encode()
+    routes = [*routes]
+
+    # Made when somebody first asks.
+    @cache
+    def known() -> Json:
+        return document(routes)
+
+    @cache
+    def shown() -> bytes:
+        return page(known()).encode()
+
     headers = [(b"content-security-policy", POLICY.encode()), (b"referrer-policy", b"no-referrer")]
 
     async def give_document(_: Request) -> Answer:
-        return json_answer(known)
+        return json_answer(known())
 
     async def give_page(_: Request) -> Answer:
-        return Answer(200, shown, "text/html; charset=utf-8", headers)
+        return Answer(200, shown(), "text/html; charset=utf-8", headers)
 
     return [
         Route(
