@@ -119,7 +119,7 @@ class Service:
         self.web = Web(
             [*routes, *doc_routes(routes)],
             self._authenticator,
-            Watching(self.metrics),
+            Watching(self.metrics, log_all=config.access_log == "all"),
             body_max_bytes=config.body_max_bytes,
         )
         if config.development:
@@ -222,8 +222,9 @@ def _is_own_name(host: str) -> bool:
 class Watching:
     """Hears of every request: counts it and writes its line."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, log_all: bool) -> None:
         self._metrics = metrics
+        self._log_all = log_all
 
     def begun(self) -> None:
         self._metrics.requests_in_progress.inc()
@@ -232,6 +233,8 @@ class Watching:
         self._metrics.requests_in_progress.dec()
         path = "unknown" if route is None else route.path
         self._metrics.answered(path, status, seconds)
+        if status < 400 and not self._log_all:
+            return
         who = request.caller
         logs.access(
             request_id=request.id,

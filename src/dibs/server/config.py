@@ -23,6 +23,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tls_cert: str | None = None
     tls_key: str | None = None
     log_format: Literal["text", "json"] = "text"
+    access_log: Literal["all", "errors"] = "errors"
+    """Which requests get a line: `errors` are those answered with 400 and more. All are in the metrics."""
     events_to: str | None = None
     """A file that gets every event of the journal."""
     keys: list[KeyConfig] = []

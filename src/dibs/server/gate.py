@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 from dibs.errors import Forbidden, StoreUnavailable
@@ -69,6 +69,7 @@ COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
 
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
+Other = TypeVar("Other")
 
 
 class Gate:
@@ -103,9 +104,7 @@ class Gate:
                 with self._tracing.enqueue(tenant, entry.tasks, traceparent) as traced:
                     return merged(await self.store.enqueue(tenant, traced), entry.rejected)
 
-        outcomes = await self._some(
-            tasks, lambda task: None if who.sees(task.command) else _forbidden_command(task.command), put
-        )
+        outcomes = await _asked(tasks, _unseen(who, tasks), put)
         self._metrics.enqueued(tenant, tasks, outcomes)
         return outcomes
 
@@ -187,9 +186,7 @@ class Gate:
     ) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases; of another tenant's task it says what it says of one that nobody knows."""
         who.check_verb("heartbeat")
-        return await self._some(
-            beats, lambda beat: None if self._is_own(who, beat.tenant) else _UNKNOWN, self.store.heartbeat
-        )
+        return await _asked(beats, _foreign(who, beats), self.store.heartbeat)
 
     async def settle(
         self, who: Principal, settlements: Sequence[Settlement], *, traceparent: str | None = None
@@ -197,9 +194,7 @@ class Gate:
         """Ends leases; of another tenant's task it says what it says of one that nobody knows."""
         who.check_verb("settle")
         began_ns = time.time_ns()
-        outcomes = await self._some(
-            settlements, lambda item: None if self._is_own(who, item.tenant) else _UNKNOWN, self.store.settle
-        )
+        outcomes = await _asked(settlements, _foreign(who, settlements), self.store.settle)
         self._metrics.settled(settlements, outcomes)
         self._tracing.settled(settlements, outcomes, began_ns, traceparent)
         return outcomes
@@ -452,9 +447,6 @@ class Gate:
         if verb not in COUNTED_ELSEWHERE:
             self._limiter.spend(tenant, verb, tasks)
 
-    def _is_own(self, who: Principal, tenant: str) -> bool:
-        return tenant == who.tenant or who.operates
-
     async def _which(self, who: Principal, tenant: str, which: Sequence[bytes] | Filter) -> Sequence[bytes] | Filter:
         if who.commands is None:
             return which
@@ -465,27 +457,40 @@ class Gate:
         who.check_commands([which.command])
         return which
 
-    async def _some(
-        self,
-        items: Sequence[T],
-        refusal: Callable[[T], Outcome | None],
-        ask: Callable[[Sequence[T]], Awaitable[builtins.list[Outcome]]],
-    ) -> builtins.list[Outcome]:
-        """Asks for those items that are not refused, and returns the outcomes of all in their order."""
-        refused = {index: why for index, item in enumerate(items) if (why := refusal(item)) is not None}
-        if not refused:
-            return await ask(items)
-        outcomes = await ask([item for index, item in enumerate(items) if index not in refused])
-        for index, why in refused.items():
-            outcomes.insert(index, why)
-        return outcomes
-
 
 _UNKNOWN = LeaseLost(Cause.UNKNOWN)
 
 
-def _forbidden_command(command: str) -> Rejected:
-    return Rejected.of(Forbidden(f"this token is not for the command {command!r}"))
+def _unseen(who: Principal, tasks: Sequence[NewTask]) -> dict[int, Rejected]:
+    """Those of commands that the token is not for, by their places."""
+    if who.commands is None:
+        return {}
+    return {
+        index: Rejected.of(Forbidden(f"this token is not for the command {task.command!r}"))
+        for index, task in enumerate(tasks)
+        if not who.sees(task.command)
+    }
+
+
+def _foreign(who: Principal, items: Sequence[Heartbeat] | Sequence[Settlement]) -> dict[int, LeaseLost]:
+    """Those of other tenants, by their places: nobody knows of such tasks."""
+    if who.operates:
+        return {}
+    return {index: _UNKNOWN for index, item in enumerate(items) if item.tenant != who.tenant}
+
+
+async def _asked(
+    items: Sequence[T],
+    refused: Mapping[int, Outcome],
+    ask: Callable[[Sequence[T]], Awaitable[list[Outcome | Other]]],
+) -> list[Outcome | Other]:
+    """Asks for those items that are not refused, and returns the outcomes of all in their order."""
+    if not refused:
+        return await ask(items)
+    outcomes = await ask([item for index, item in enumerate(items) if index not in refused])
+    for index, why in refused.items():
+        outcomes.insert(index, why)
+    return outcomes
 
 
 def _if_seen(who: Principal, task: Task | None) -> Task | None:
