@@ -195,12 +195,13 @@ NEW = ECKey.generate_key("P-256", {"kid": "new"})
 
 def broken(what: str) -> Any:
     """An answer that cannot be used."""
+    redirect = web.Response(status=302, headers={"Location": "/elsewhere"})
     answers = {
         "500": lambda _: web.Response(status=500),
         "not JSON": lambda _: b"<html>",
         "no keys": lambda _: b'{"keys": []}',
         "too large": lambda _: jwks(NEW) + b" " * JWKS_MAX_BYTES,
-        "a redirect": lambda request: web.HTTPFound("/elsewhere") if request.path == "/jwks" else jwks(NEW),
+        "a redirect": lambda request: jwks(NEW) if request.path != "/jwks" else redirect,
         "compressed": lambda _: web.Response(body=gzip.compress(jwks(NEW)), headers={"Content-Encoding": "gzip"}),
         "cut off": lambda request: request.transport.close() or b"",
     }

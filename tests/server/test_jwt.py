@@ -231,6 +231,11 @@ class TestClaims:
         with contextlib.suppress(Unauthenticated):
             assert await by_secret().verify(hs256(good.replace(b"12345.5", value))) is None
 
+    @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
+    async def test_what_is_not_json(self, value: bytes) -> None:
+        """Claims in which anything is not JSON are nobody's, also where it is in a claim that nobody reads."""
+        assert await by_secret().verify(hs256(json.dumps(claims())[:-1].encode() + b', "x": [' + value + b"]}")) is None
+
     async def test_null_is_no_claim(self) -> None:
         """A claim that is null is refused, not taken for one that is absent."""
         for name in ("exp", "nbf", "iat", "aud", "sub", "tid", "tenantId", "scope", "commands"):

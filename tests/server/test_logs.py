@@ -165,6 +165,13 @@ def test_a_break_inside_a_token_saves_nothing_of_it(lines: Lines, text: str) -> 
     assert not re.search("def|ghi|tail|s3cr3t", line)
 
 
+@pytest.mark.parametrize("part", ["token", "a.", "eyJaaaaa-", "a://", "bearer ", "token  ", "x" * 22, "dibs_a-", "://"])
+def test_a_line_made_to_be_slow_is_searched_like_any(part: str) -> None:
+    """Millions of such characters a second, where looking from each to the end would take hours."""
+    for _ in range(20):
+        mask(part * (logs.LINE_MAX_CHARS // len(part)))
+
+
 def test_ids_stay_readable(lines: Lines) -> None:
     """Task ids, trace contexts, request ids, routes and metric names are no tokens."""
     for text in (

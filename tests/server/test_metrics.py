@@ -123,7 +123,7 @@ def test_what_was_not_created_is_told_by_why() -> None:
     """Repeats, duplicates and rejections are not tasks; the command of what was rejected is nobody's label."""
     told = Metrics()
     batch = [NewTask(command="work"), NewTask(command="work"), NewTask(command="work"), NewTask(command="\x1b[31m")]
-    answers = [
+    answers: list[Enqueued | Duplicate | Rejected] = [
         Enqueued(b"1" * 16),
         Enqueued(b"2" * 16, already=True),
         Duplicate(b"3" * 16, Status.PENDING),

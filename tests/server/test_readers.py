@@ -52,7 +52,7 @@ async def following(store: LocalStore, handle: Handle, name: str = "file") -> As
 async def until(true: Callable[[], bool]) -> None:
     """Waits for something to become true."""
     async with asyncio.timeout(LONG_S):
-        while not true():
+        while not true():  # noqa: ASYNC110 nobody tells
             await asyncio.sleep(0.005)
 
 

@@ -19,6 +19,7 @@ from dibs.cli.output import count_text, echo_json, echo_json_line, note, plural,
 from dibs.cli.rows import Source, standard_input
 from dibs.errors import CodecError
 from dibs.ids import id_to_text
+from dibs.shapes import Json
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, PRIORITY_MAX, PRIORITY_MIN, Duplicate, Enqueued, NewTask, Rejected
 
@@ -154,9 +155,9 @@ def _enqueue_one(session: Session, task: NewTask, quiet: bool) -> int:
     return Exit.OK
 
 
-def outcome_shape(outcome: Outcome) -> shapes.Json:
+def outcome_shape(outcome: Outcome) -> Json:
     """What became of one task: `outcome` is enqueued, already, duplicate, replayed or rejected."""
-    shape: shapes.Json = {"outcome": "enqueued", "id": None, "status": None, "result": None}
+    shape: Json = {"outcome": "enqueued", "id": None, "status": None, "result": None}
     shape |= {"error": None, "message": None}
     match outcome:
         case Rejected(code, message):

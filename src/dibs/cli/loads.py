@@ -22,13 +22,13 @@ from msgspec.structs import asdict, replace
 from dibs import checks
 from dibs import codec as codecs
 from dibs.checks import Limits
-from dibs.cli import shapes
 from dibs.cli.context import Session
 from dibs.cli.errors import Exit
 from dibs.cli.output import count_text, echo_json, exact_duration_text, note, plural, rows_progress
 from dibs.cli.rows import Bad, Block, Reader, Row, Source
 from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
+from dibs.shapes import Json
 from dibs.stores.batches import batches
 from dibs.stores.loading import Ask, Load
 from dibs.stores.protocol import Store
@@ -162,7 +162,7 @@ def _tell(session: Session, wish: Wish, name: str, done: Committed, aside: Aside
     if wish.quiet:
         pass
     elif session.json:
-        shape: shapes.Json = {"load": name, "enqueued": done.rows, "already": done.already, "set_aside": aside.count}
+        shape: Json = {"load": name, "enqueued": done.rows, "already": done.already, "set_aside": aside.count}
         echo_json(shape | {"set_aside_in": aside.file and str(aside.file), "seconds": seconds, "rows_per_s": per_s})
     elif done.already:
         again = "" if wish.name else " Under a name of its own, with --load, it is loaded again."

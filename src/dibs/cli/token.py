@@ -18,10 +18,10 @@ from dibs.checks import check_command, check_label, check_tenant
 from dibs.cli.context import DURATION, Group, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import Cell, Column, echo_json, echo_table, note, plural
-from dibs.cli.shapes import time_text
 from dibs.errors import InvalidInput, MissingDriver
 from dibs.server.auth import Scope
 from dibs.server.tokens import StaticToken, add_token, hash_of, load_tokens, new_token, remove_token
+from dibs.shapes import time_text
 
 if TYPE_CHECKING:
     from joserfc.jwk import Key

@@ -17,27 +17,40 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from dibs.clock import Clock
-from dibs.errors import DibsError, StoreRefused, StoreUnavailable
+from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
 from dibs.ids import new_id
+from dibs.server import logs
+from dibs.server.admin import admin_routes
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
+from dibs.server.events_file import EventsFile
 from dibs.server.gate import Gate
+from dibs.server.http import HttpOptions, task_routes
+from dibs.server.keys import verifier_of
+from dibs.server.limiter import Limiter
+from dibs.server.limits import read_limits
 from dibs.server.listener import Listener, bind
+from dibs.server.metrics import CONTENT_TYPE, Metrics
+from dibs.server.openapi import doc_routes
 from dibs.server.problems import Problem
+from dibs.server.readers import JournalFollower
+from dibs.server.tracing import Tracing
 from dibs.server.verbs import verb_routes
-from dibs.server.web import Answer, Request, Route, Web, json_answer
+from dibs.server.web import Answer, Handler, Request, Route, Web, json_answer
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
-from dibs.stores.direct import DirectStore
+from dibs.stores.local import LocalStore
 
 log = logging.getLogger("dibs.server")
 
 SWEEP_EVERY_S = 1.0
 READY_WITHIN_S = 2.0
+EVENTS_READER = "server-events-file"
+"""The name under which the journal's reader that writes a file has its place."""
 ANYBODY = Principal("default", "anybody", ALL_SCOPES)
 """Everybody, in development mode."""
 
-Opener = Callable[[], Awaitable[DirectStore]]
+Opener = Callable[[], Awaitable[LocalStore]]
 
 
 def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
@@ -53,6 +66,11 @@ def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) ->
 
 
 async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
+    logs.setup(config.log_format)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
     service = await open_service(config, settings)
     bound = bind(config.host, config.port)
     await service.start(bound)
@@ -62,10 +80,6 @@ async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], 
     if config.development:
         say("Development mode: no keys are configured, so no token is asked for, and everybody on this machine is the")
         say("tenant 'default' with every scope.")
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
     await stopping.wait()
     say("stopping")
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,7 +92,7 @@ async def open_service(config: ServerConfig, settings: Settings, clock: Clock | 
     if settings.url.startswith(REMOTE):
         raise StoreRefused(f"{mask(settings.url)} is a server's store already: its clients can use it directly")
 
-    async def opener() -> DirectStore:
+    async def opener() -> LocalStore:
         return await open_local(settings.url, settings=settings, clock=clock)
 
     return Service(config, await opener(), opener)
@@ -87,24 +101,41 @@ async def open_service(config: ServerConfig, settings: Settings, clock: Clock | 
 class Service:
     """A store behind a socket."""
 
-    def __init__(self, config: ServerConfig, store: DirectStore, opener: Opener) -> None:
+    def __init__(self, config: ServerConfig, store: LocalStore, opener: Opener) -> None:
         """`opener` opens the store again, should it break."""
         self.config = config
         self._opener = opener
-        self.gate = Gate(store)
-        authenticator = Authenticator([], ANYBODY if config.development else None)
+        self.metrics = Metrics()
+        limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit)
+        self.gate = Gate(store, limiter, self.metrics, Tracing())
+        store.meter = self.metrics
+        self._authenticator = Authenticator(
+            [verifier_of(keys) for keys in config.keys], ANYBODY if config.development else None
+        )
+        routes = [
+            *self._own_routes(),
+            *task_routes(self.gate, HttpOptions(leases_by_subject=config.leases_by_subject)),
+            *admin_routes(self.gate),
+            *verb_routes(self.gate),
+        ]
         self.web = Web(
-            [*self._own_routes(), *verb_routes(self.gate)], authenticator, Quiet(), body_max_bytes=config.body_max_bytes
+            [*routes, *doc_routes(routes)],
+            self._authenticator,
+            Watching(self.metrics, log_all=config.access_log == "all"),
+            body_max_bytes=config.body_max_bytes,
         )
         if config.development:
             self.web.host_allowed = _is_own_name
         self._listener = Listener(self.web, certificate=config.tls_cert, key=config.tls_key)
+        self._events_file = None if config.events_to is None else EventsFile(config.events_to)
         self._tending: list[asyncio.Task[None]] = []
 
     async def start(self, bound: socket.socket) -> None:
-        """Begins to answer at a socket that is bound, and to sweep."""
+        """Begins to answer at a socket that is bound, to sweep, and to read the journal for whoever wants it."""
+        if self._events_file is not None:
+            self._events_file.open()
         await self._listener.start(bound)
-        self._tending = [asyncio.ensure_future(self._tend())]
+        self._tending = [asyncio.ensure_future(self._tend()), *self._follow()]
 
     async def stop(self) -> None:
         """Gives nothing out any more, answers whoever waits, lets the others finish, and closes the store."""
@@ -113,11 +144,21 @@ class Service:
         for task in self._tending:
             task.cancel()
         await asyncio.gather(*self._tending, return_exceptions=True)
+        if self._events_file is not None:
+            self._events_file.close()
+        await self._authenticator.close()
         await self.gate.store.close()
 
     def hurry(self) -> None:
         """Makes a stop that is under way wait for nobody."""
         self._listener.hurry()
+
+    def _follow(self) -> list[asyncio.Task[None]]:
+        """The readers of the journal that this server runs."""
+        if self._events_file is None:
+            return []
+        follower = JournalFollower(self.gate.store, EVENTS_READER, self._events_file.append)
+        return [asyncio.ensure_future(follower.run())]
 
     async def _tend(self) -> None:
         """Sweeps, and opens the store again when it has broken."""
@@ -126,7 +167,7 @@ class Service:
             try:
                 while (await self.gate.store.sweep()).more:
                     pass
-            except StoreUnavailable as error:
+            except (StoreUnavailable, StoreClosed) as error:
                 log.error("the store does not answer: %s", error)
                 await self._open_again()
             except DibsError as error:
@@ -137,28 +178,27 @@ class Service:
         with contextlib.suppress(DibsError):
             await self.gate.store.close()
         try:
-            self.gate.store = await self._opener()
+            store = await self._opener()
         except DibsError as error:
             log.error("the store cannot be opened again: %s", error)
-        else:
-            log.warning("the store was opened again")
+            return
+        log.warning("the store was opened again")
+        store.meter = self.metrics
+        self.gate.store = store
+        for task in self._tending[1:]:
+            task.cancel()
+        self._tending[1:] = self._follow()
 
     def _own_routes(self) -> list[Route]:
+        def own(path: str, handle: Handler, summary: str, verb: str | None = None) -> Route:
+            return Route(method="GET", path=path, handle=handle, summary=summary, verb=verb, tag="server")
+
+        # Metrics name tenants and queues: nothing for everybody.
+        for_metrics = None if self.config.metrics_open else "metrics"
         return [
-            Route(
-                method="GET",
-                path="/healthz",
-                handle=self._alive,
-                summary="Says that the server is alive.",
-                tag="server",
-            ),
-            Route(
-                method="GET",
-                path="/readyz",
-                handle=self._ready,
-                summary="Says whether the store answers.",
-                tag="server",
-            ),
+            own("/healthz", self._alive, "Says that the server is alive."),
+            own("/readyz", self._ready, "Says whether the store answers."),
+            own("/metrics", self._measured, "Returns what Prometheus collects.", for_metrics),
         ]
 
     async def _alive(self, _: Request) -> Answer:
@@ -174,6 +214,10 @@ class Service:
             raise Problem(503, "not_ready", "the store does not answer") from None
         return json_answer({"status": "ready"})
 
+    async def _measured(self, _: Request) -> Answer:
+        await self.metrics.refresh(self.gate.store)
+        return Answer(200, self.metrics.render(), CONTENT_TYPE)
+
 
 def _is_own_name(host: str) -> bool:
     """Whether a request says that it is for this machine: one that a foreign page had a browser send says otherwise."""
@@ -181,12 +225,33 @@ def _is_own_name(host: str) -> bool:
     return not host or is_loopback(name)
 
 
-class Quiet:
-    """Watches nothing."""
+class Watching:
+    """Hears of every request: counts it and writes its line."""
 
-    def begun(self) -> None: ...
+    def __init__(self, metrics: Metrics, *, log_all: bool) -> None:
+        self._metrics = metrics
+        self._log_all = log_all
 
-    def ended(self, request: Request, route: Route | None, status: int, seconds: float, size_bytes: int) -> None: ...
+    def begun(self) -> None:
+        self._metrics.requests_in_progress.inc()
+
+    def ended(self, request: Request, route: Route | None, status: int, seconds: float, size_bytes: int) -> None:
+        self._metrics.requests_in_progress.dec()
+        path = "unknown" if route is None else route.path
+        self._metrics.answered(path, status, seconds)
+        if status < 400 and not self._log_all:
+            return
+        who = request.caller
+        logs.access(
+            request_id=request.id,
+            method=request.method,
+            route=path,
+            status=status,
+            duration_s=seconds,
+            size_bytes=size_bytes,
+            tenant="" if who is None else who.tenant,
+            subject="" if who is None else who.subject,
+        )
 
     def failed(self, request: Request, error: Exception) -> None:
         log.error("request %s failed", request.id, exc_info=error)

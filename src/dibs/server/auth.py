@@ -121,6 +121,7 @@ NEEDS: Mapping[str, frozenset[Scope]] = {
     "readers": _OF_OPERATORS,
     "advance": _OF_OPERATORS,
     "sweep": _OF_OPERATORS,
+    "metrics": _OF_OPERATORS,
 }
 
 

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dibs.errors import SettingsError
+from dibs.server.keys import KeyConfig
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +23,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tls_cert: str | None = None
     tls_key: str | None = None
     log_format: Literal["text", "json"] = "text"
+    access_log: Literal["all", "errors"] = "errors"
+    """Which requests get a line: `errors` are those answered with 400 and more. All are in the metrics."""
     events_to: str | None = None
     """A file that gets every event of the journal."""
+    keys: list[KeyConfig] = []
+    """Whose tokens are believed."""
+    limits: dict[str, Any] = {}
+    """What tenants may use; `read_limits` reads it."""
+    metrics_open: bool = False
+    """Whether /metrics asks for no token: for a network in which everybody may know the names of tenants and queues."""
     body_max_bytes: int = 8 << 20
     """The largest request that is read."""
     codeq_without_tokens: bool | None = None
@@ -46,7 +56,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def development(self) -> bool:
         """True without keys: nobody is asked for a token."""
-        return True
+        return not self.keys
+
+    @property
+    def leases_by_subject(self) -> bool:
+        """Whether codeQ's clients need no lease token."""
+        return self.development if self.codeq_without_tokens is None else self.codeq_without_tokens
 
 
 def is_loopback(host: str) -> bool:
@@ -59,19 +74,28 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_config(file: Path | None, **flags: Any) -> ServerConfig:
-    """Returns what the file says, and the flags that are given before that."""
-    said: dict[str, Any] = {}
-    if file is not None:
-        try:
-            said = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise SettingsError(f"{file} cannot be read: {error}") from error
+def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -> ServerConfig:
+    """Returns what the file says, and the flags that are given before that. `tokens`: a file of static tokens, beside
+    the keys that the file names. Relative paths in the file start where it lies."""
+    said = _said(file)
     said |= {name: value for name, value in flags.items() if value is not None}
-    said.pop("tokens", None)
     try:
         config = msgspec.convert(said, ServerConfig)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{file or 'the flags'}: {error}") from None
+    beside = Path() if file is None else file.parent
+    keys = [one if one.path is None else replace(one, path=str(beside / one.path)) for one in config.keys]
+    if tokens is not None:
+        keys.append(KeyConfig(kind="tokens", path=tokens))
+    config = replace(config, keys=keys)
     config.check()
     return config
+
+
+def _said(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from error

@@ -32,8 +32,7 @@ class EventsFile:
 
     async def append(self, events: Sequence[Event]) -> None:
         """Writes a line for each event, in order. Raises `OSError` if it cannot, and nothing of them was written."""
-        lines = b"".join(_encode(event_shape(event)) + b"\n" for event in events)
-        writing = asyncio.ensure_future(asyncio.to_thread(self._append, lines))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._append, events))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -56,7 +55,8 @@ class EventsFile:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _append(self, lines: bytes) -> None:
+    def _append(self, events: Sequence[Event]) -> None:
+        lines = b"".join(_encode(event_shape(event)) + b"\n" for event in events)
         descriptor = self._opened()
         before = os.fstat(descriptor).st_size
         try:

@@ -1,19 +1,26 @@
 """The way into the store for everybody outside: each verb, for a caller.
 
 Whatever a call comes in by (JSON, msgpack), it goes through here, and here alone is decided what a caller may do and
-see. Another tenant's task does not exist; nor does one of a command that the token is not for.
+see, what it spends of its tenant's limits, and what is measured. Another tenant's task does not exist; nor does one of
+a command that the token is not for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from dibs.errors import Forbidden, StoreUnavailable
 from dibs.server.auth import Principal
+from dibs.server.limiter import Limiter
+from dibs.server.limits import LimitsTable
+from dibs.server.metrics import Metrics
+from dibs.server.tracing import Tracing
+from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET
 from dibs.stores.wakeups import Journalled, Topic
@@ -57,6 +64,9 @@ UNCLAIMED_MAX = 10_000
 SUBSCRIPTION_LOOK_S = 15.0
 """How often somebody who listens hears that the server is still there."""
 
+COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
+"""What they cost is not known before they are looked at."""
+
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
 
@@ -64,8 +74,17 @@ Outcome = TypeVar("Outcome")
 class Gate:
     """Every verb of the store, for a caller `who`. Raises `Forbidden` for what its token does not allow."""
 
-    def __init__(self, store: DirectStore) -> None:
+    def __init__(
+        self,
+        store: DirectStore,
+        limiter: Limiter | None = None,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.store = store
+        self._limiter = limiter or Limiter(LimitsTable())
+        self._metrics = metrics or Metrics()
+        self._tracing = tracing or Tracing()
         self._stopping = False
         self._waiting: set[asyncio.Task[object]] = set()
         self._claims: dict[tuple[str, bytes], asyncio.Task[object]] = {}
@@ -74,15 +93,19 @@ class Gate:
     # ------------------------------------------------------------------------------------------------- life of a task
 
     async def enqueue(
-        self, who: Principal, tenant: str, tasks: Sequence[NewTask]
+        self, who: Principal, tenant: str, tasks: Sequence[NewTask], *, traceparent: str | None = None
     ) -> builtins.list[Enqueued | Duplicate | Rejected]:
         """Puts tasks in. Those of a command that the token is not for are rejected one by one."""
         self._check(who, "enqueue", tenant)
-        return await self._some(
-            tasks,
-            lambda task: None if who.sees(task.command) else _forbidden_command(task.command),
-            lambda rest: self.store.enqueue(tenant, rest),
-        )
+
+        async def put(tasks: Sequence[NewTask]) -> builtins.list[Enqueued | Duplicate | Rejected]:
+            async with self._limiter.enqueueing(self.store, tenant, tasks) as entry:
+                with self._tracing.enqueue(tenant, entry.tasks, traceparent) as traced:
+                    return merged(await self.store.enqueue(tenant, traced), entry.rejected)
+
+        outcomes = await _asked(tasks, _unseen(who, tasks), put)
+        self._metrics.enqueued(tenant, tasks, outcomes)
+        return outcomes
 
     async def claim(
         self,
@@ -95,6 +118,7 @@ class Gate:
         wait_s: float = 0.0,
         worker: str = "",
         claim_id: bytes | None = None,
+        traceparent: str | None = None,
     ) -> builtins.list[Lease]:
         """Takes tasks. A server that stops gives nothing out, and answers those who wait at once."""
         self._check(who, "claim", tenant)
@@ -105,20 +129,41 @@ class Gate:
         if name in self._unclaimed:
             return []
 
-        async def claimed(wait_s: float) -> builtins.list[Lease]:
-            return await self.store.claim(
-                tenant, commands, limit=limit, lease_s=lease_s, wait_s=wait_s, worker=worker, claim_id=claim_id
-            )
+        began_ns = time.time_ns()
+
+        async def claimed() -> builtins.list[Lease]:
+            async with self._limiter.claiming(self.store, tenant, limit, wait_s, claim_id) as room:
+                if not room.limit:
+                    return []
+                leases = await self.store.claim(
+                    tenant,
+                    commands,
+                    limit=room.limit,
+                    lease_s=lease_s,
+                    wait_s=room.wait_s,
+                    worker=worker,
+                    claim_id=claim_id,
+                )
+                room.took(len(leases))
+                return leases
 
         if name is not None:
             self._claims[name] = _current_task()
         try:
-            if not wait_s:
-                return await claimed(0.0)
-            return await self._until_stopping(claimed(wait_s), _nothing)
+            leases = await (self._waiting_claim(claimed()) if wait_s else claimed())
         finally:
             if name is not None:
                 self._claims.pop(name, None)
+        self._metrics.claimed(leases)
+        self._tracing.claimed(leases, began_ns, traceparent)
+        return leases
+
+    async def _waiting_claim(self, claim: Coroutine[None, None, builtins.list[Lease]]) -> builtins.list[Lease]:
+        self._metrics.waiting_claims.inc()
+        try:
+            return await self._until_stopping(claim, _nothing)
+        finally:
+            self._metrics.waiting_claims.dec()
 
     async def unclaim(self, who: Principal, tenant: str, claim_id: bytes, *, for_good: bool = False) -> int:
         """Puts back what a claim took whose caller has given it up, also one that is still on its way. `for_good`: if
@@ -140,18 +185,18 @@ class Gate:
     ) -> builtins.list[Extended | LeaseLost | Rejected]:
         """Extends leases; of another tenant's task it says what it says of one that nobody knows."""
         who.check_verb("heartbeat")
-        return await self._some(
-            beats, lambda beat: None if self._is_own(who, beat.tenant) else _UNKNOWN, self.store.heartbeat
-        )
+        return await _asked(beats, _foreign(who, beats), self.store.heartbeat)
 
     async def settle(
-        self, who: Principal, settlements: Sequence[Settlement]
+        self, who: Principal, settlements: Sequence[Settlement], *, traceparent: str | None = None
     ) -> builtins.list[Settled | Already | LeaseLost | Rejected]:
         """Ends leases; of another tenant's task it says what it says of one that nobody knows."""
         who.check_verb("settle")
-        return await self._some(
-            settlements, lambda item: None if self._is_own(who, item.tenant) else _UNKNOWN, self.store.settle
-        )
+        began_ns = time.time_ns()
+        outcomes = await _asked(settlements, _foreign(who, settlements), self.store.settle)
+        self._metrics.settled(settlements, outcomes)
+        self._tracing.settled(settlements, outcomes, began_ns, traceparent)
+        return outcomes
 
     async def held(self, who: Principal, ids: Sequence[bytes]) -> Sequence[bytes | None]:
         """Returns the tokens of those tasks that the caller itself holds, by its name; None: it does not."""
@@ -162,16 +207,16 @@ class Gate:
 
     async def get(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
         """Returns each task as it stands; None: there is none for this caller."""
-        self._check(who, "get", tenant)
+        self._check(who, "get", tenant, len(refs))
         return [_if_seen(who, task) for task in await self.store.get(tenant, refs)]
 
     async def wait(
         self, who: Principal, tenant: str, ids: Sequence[bytes], wait_s: float
     ) -> builtins.list[Task | None]:
         """Returns how the tasks stand once any of them has ended, or the time is over, or the server stops."""
-        self._check(who, "wait", tenant)
+        self._check(who, "wait", tenant, len(ids))
         ids = [*ids]
-        if None in await self.get(who, tenant, ids):
+        if None in [_if_seen(who, task) for task in await self.store.get(tenant, ids)]:
             wait_s = 0.0  # for one that exists, and not for this caller, too
 
         async def now() -> builtins.list[Task | None]:
@@ -201,7 +246,9 @@ class Gate:
     ) -> Acted:
         """Revives dead letters."""
         self._check(who, "replay", tenant)
-        return await self.store.replay(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
+        acted = await self.store.replay(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
+        self._limiter.charge(tenant, "replay", len(acted.ids))
+        return acted
 
     async def purge(
         self,
@@ -233,15 +280,21 @@ class Gate:
         """Lists what the caller can see."""
         self._check(who, "list", tenant)
         page = await self.store.list(tenant, which, cursor=cursor, limit=limit)
+        self._limiter.charge(tenant, "list", len(page.tasks))
         return page if who.commands is None else Page([one for one in page.tasks if who.sees(one.command)], page.cursor)
 
     # ---------------------------------------------------------------------------------------------------------- loads
 
-    async def stage(self, who: Principal, tenant: str, chunk_id: bytes, rows: Rows) -> Staged:
+    async def stage(
+        self, who: Principal, tenant: str, chunk_id: bytes, rows: Rows, *, traceparent: str | None = None
+    ) -> Staged:
         """Stages a chunk."""
-        self._check(who, "stage", tenant)
+        who.check_verb("stage")
+        who.check_tenant(tenant)
         who.check_commands([options.command for options in rows.options])
-        return await self.store.stage(tenant, chunk_id, rows)
+        await self._limiter.stage(self.store, tenant, chunk_id, rows)
+        with self._tracing.stage(tenant, rows, traceparent) as traced:
+            return await self.store.stage(tenant, chunk_id, traced)
 
     async def commit_load(
         self,
@@ -254,8 +307,13 @@ class Gate:
         forget_s: float | None = None,
     ) -> Committed:
         """Commits a load."""
-        self._check(who, "commit_load", tenant)
-        return await self.store.commit_load(tenant, name, seq, chunk_ids, forget_s=forget_s)
+        who.check_verb("commit_load")
+        who.check_tenant(tenant)
+        async with self._limiter.committing(self.store, tenant, chunk_ids) as entry:
+            committed = await self.store.commit_load(tenant, name, seq, chunk_ids, forget_s=forget_s)
+        entry.done()
+        self._metrics.loaded(tenant, committed.rows)
+        return committed
 
     async def drop(self, who: Principal, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         """Drops staged chunks."""
@@ -293,14 +351,14 @@ class Gate:
 
     async def tenants(self, who: Principal, *, cursor: str | None = None, limit: int = 100) -> TenantPage:
         """Returns all tenants."""
-        who.check_verb("tenants")
+        self._check(who, "tenants", who.tenant)
         return await self.store.tenants(cursor=cursor, limit=limit)
 
     # -------------------------------------------------------------------------------------------------------- journal
 
     async def journal_bounds(self, who: Principal) -> Sequence[JournalBounds]:
         """Returns what each shard's journal holds now."""
-        who.check_verb("journal_bounds")
+        self._check(who, "journal_bounds", who.tenant)
         return await self.store.journal_bounds()
 
     async def events(
@@ -316,29 +374,30 @@ class Gate:
         """Returns events that the caller can see."""
         self._check(who, "events", tenant)
         page = await self.store.events(tenant, shard=shard, after=after, until=until, limit=limit)
+        self._limiter.charge(tenant, "events", len(page.events))
         if who.commands is None:
             return page
         return EventPage([event for event in page.events if who.sees(event.command)], page.cursor, page.more)
 
     async def readers(self, who: Principal) -> Sequence[Reader]:
         """Returns the named readers of the journal."""
-        who.check_verb("readers")
+        self._check(who, "readers", who.tenant)
         return await self.store.readers()
 
     async def advance(self, who: Principal, reader: str, shard: int, position: bytes | None) -> None:
         """Remembers how far a reader has come."""
-        who.check_verb("advance")
+        self._check(who, "advance", who.tenant)
         await self.store.advance(reader, shard, position)
 
     async def sweep(self, who: Principal, budget: int = SWEEP_BUDGET) -> Swept:
         """Sweeps the store."""
-        who.check_verb("sweep")
+        self._check(who, "sweep", who.tenant)
         return await self.store.sweep(budget)
 
     def subscribe(self, who: Principal, topics: Sequence[Topic], limit: int = 1) -> AsyncGenerator[bool, None]:
         """Yields False at once, when the subscription holds, and from time to time; True, and ends, when something
         happened."""
-        who.check_verb("subscribe")
+        self._check(who, "subscribe", who.tenant)
         for topic in topics:
             if not isinstance(topic, Journalled):
                 who.check_tenant(topic.tenant)
@@ -380,12 +439,12 @@ class Gate:
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
-    def _check(self, who: Principal, verb: str, tenant: str) -> None:
+    def _check(self, who: Principal, verb: str, tenant: str, tasks: int = 1) -> None:
+        """Whether the caller may do this there, and its tenant has not reached a limit."""
         who.check_verb(verb)
         who.check_tenant(tenant)
-
-    def _is_own(self, who: Principal, tenant: str) -> bool:
-        return tenant == who.tenant or who.operates
+        if verb not in COUNTED_ELSEWHERE:
+            self._limiter.spend(tenant, verb, tasks)
 
     async def _which(self, who: Principal, tenant: str, which: Sequence[bytes] | Filter) -> Sequence[bytes] | Filter:
         if who.commands is None:
@@ -397,27 +456,38 @@ class Gate:
         who.check_commands([which.command])
         return which
 
-    async def _some(
-        self,
-        items: Sequence[T],
-        refusal: Callable[[T], Outcome | None],
-        ask: Callable[[Sequence[T]], Awaitable[builtins.list[Outcome]]],
-    ) -> builtins.list[Outcome]:
-        """Asks for those items that are not refused, and returns the outcomes of all in their order."""
-        refused = {index: why for index, item in enumerate(items) if (why := refusal(item)) is not None}
-        if not refused:
-            return await ask(items)
-        outcomes = await ask([item for index, item in enumerate(items) if index not in refused])
-        for index, why in refused.items():
-            outcomes.insert(index, why)
-        return outcomes
-
 
 _UNKNOWN = LeaseLost(Cause.UNKNOWN)
 
 
-def _forbidden_command(command: str) -> Rejected:
-    return Rejected.of(Forbidden(f"this token is not for the command {command!r}"))
+def _unseen(who: Principal, tasks: Sequence[NewTask]) -> dict[int, Rejected]:
+    """Those of commands that the token is not for, by their places."""
+    if who.commands is None:
+        return {}
+    return {
+        index: Rejected.of(Forbidden(f"this token is not for the command {task.command!r}"))
+        for index, task in enumerate(tasks)
+        if not who.sees(task.command)
+    }
+
+
+def _foreign(who: Principal, items: Sequence[Heartbeat | Settlement]) -> dict[int, LeaseLost]:
+    """Those of other tenants, by their places: nobody knows of such tasks."""
+    if who.operates:
+        return {}
+    return {index: _UNKNOWN for index, item in enumerate(items) if item.tenant != who.tenant}
+
+
+async def _asked(
+    items: Sequence[T], refused: Mapping[int, Any], ask: Callable[[Sequence[T]], Awaitable[list[Outcome]]]
+) -> list[Outcome]:
+    """Asks for those items that are not refused, and returns the outcomes of all in their order."""
+    if not refused:
+        return await ask(items)
+    outcomes = await ask([item for index, item in enumerate(items) if index not in refused])
+    for index, why in refused.items():
+        outcomes.insert(index, why)
+    return outcomes
 
 
 def _if_seen(who: Principal, task: Task | None) -> Task | None:

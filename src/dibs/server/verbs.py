@@ -17,8 +17,8 @@ from dibs.task import BATCH_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
 
-#: Does what a verb asks for.
-Act = Callable[[Principal, Any], Awaitable[Any]]
+#: Does what a verb asks for. The last is the caller's trace context.
+Act = Callable[[Principal, Any, str | None], Awaitable[Any]]
 
 
 def verb_routes(gate: Gate) -> list[Route]:
@@ -41,11 +41,11 @@ def verb_routes(gate: Gate) -> list[Route]:
 
 
 def _acts(gate: Gate) -> dict[str, Act]:
-    async def about(_: Principal, __: verbs.AskNothing) -> verbs.About:
+    async def about(*_: Any) -> verbs.About:
         limits = gate.store.limits
         return verbs.About(gate.store.order, limits.payload_max_bytes, limits.result_max_bytes)
 
-    async def claim(who: Principal, ask: verbs.AskClaim) -> Any:
+    async def claim(who: Principal, ask: verbs.AskClaim, trace: str | None) -> Any:
         return await gate.claim(
             who,
             ask.tenant,
@@ -55,40 +55,41 @@ def _acts(gate: Gate) -> dict[str, Act]:
             wait_s=_within(ask.wait_s),
             worker=ask.worker,
             claim_id=ask.claim_id,
+            traceparent=trace,
         )
 
     return {
         "about": about,
-        "enqueue": lambda who, ask: gate.enqueue(who, ask.tenant, ask.tasks),
+        "enqueue": lambda who, ask, trace: gate.enqueue(who, ask.tenant, ask.tasks, traceparent=trace),
         "claim": claim,
-        "unclaim": lambda who, ask: gate.unclaim(who, ask.tenant, ask.claim_id, for_good=ask.for_good),
-        "heartbeat": lambda who, ask: gate.heartbeat(who, ask.beats),
-        "settle": lambda who, ask: gate.settle(who, ask.settlements),
-        "get": lambda who, ask: gate.get(who, ask.tenant, ask.refs),
-        "cancel": lambda who, ask: gate.cancel(who, ask.tenant, ask.refs),
-        "wait": lambda who, ask: gate.wait(who, ask.tenant, ask.ids, _within(ask.wait_s)),
-        "replay": lambda who, ask: gate.replay(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
-        "purge": lambda who, ask: gate.purge(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
-        "retain": lambda who, ask: gate.retain(who, ask.tenant, ask.ids, ask.result_ttl_s),
-        "list": lambda who, ask: gate.list(who, ask.tenant, ask.which, cursor=ask.cursor, limit=ask.limit),
-        "stage": lambda who, ask: gate.stage(who, ask.tenant, ask.chunk_id, ask.rows),
-        "commit_load": lambda who, ask: gate.commit_load(
+        "unclaim": lambda who, ask, _: gate.unclaim(who, ask.tenant, ask.claim_id, for_good=ask.for_good),
+        "heartbeat": lambda who, ask, _: gate.heartbeat(who, ask.beats),
+        "settle": lambda who, ask, trace: gate.settle(who, ask.settlements, traceparent=trace),
+        "get": lambda who, ask, _: gate.get(who, ask.tenant, ask.refs),
+        "cancel": lambda who, ask, _: gate.cancel(who, ask.tenant, ask.refs),
+        "wait": lambda who, ask, _: gate.wait(who, ask.tenant, ask.ids, _within(ask.wait_s)),
+        "replay": lambda who, ask, _: gate.replay(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
+        "purge": lambda who, ask, _: gate.purge(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
+        "retain": lambda who, ask, _: gate.retain(who, ask.tenant, ask.ids, ask.result_ttl_s),
+        "list": lambda who, ask, _: gate.list(who, ask.tenant, ask.which, cursor=ask.cursor, limit=ask.limit),
+        "stage": lambda who, ask, trace: gate.stage(who, ask.tenant, ask.chunk_id, ask.rows, traceparent=trace),
+        "commit_load": lambda who, ask, _: gate.commit_load(
             who, ask.tenant, ask.name, ask.seq, ask.chunk_ids, forget_s=ask.forget_s
         ),
-        "drop": lambda who, ask: gate.drop(who, ask.tenant, ask.chunk_ids),
-        "stats": lambda who, ask: gate.stats(who, ask.tenant, ask.commands),
-        "queue": lambda who, ask: gate.configure(who, ask.tenant, ask.command),
-        "configure": lambda who, ask: gate.configure(who, ask.tenant, ask.command, ask.config),
-        "register": lambda who, ask: gate.register(who, ask.tenant, ask.info, ask.ttl_s),
-        "workers": lambda who, ask: gate.workers(who, ask.tenant),
-        "tenants": lambda who, ask: gate.tenants(who, cursor=ask.cursor, limit=ask.limit),
-        "journal_bounds": lambda who, _: gate.journal_bounds(who),
-        "events": lambda who, ask: gate.events(
+        "drop": lambda who, ask, _: gate.drop(who, ask.tenant, ask.chunk_ids),
+        "stats": lambda who, ask, _: gate.stats(who, ask.tenant, ask.commands),
+        "queue": lambda who, ask, _: gate.configure(who, ask.tenant, ask.command),
+        "configure": lambda who, ask, _: gate.configure(who, ask.tenant, ask.command, ask.config),
+        "register": lambda who, ask, _: gate.register(who, ask.tenant, ask.info, ask.ttl_s),
+        "workers": lambda who, ask, _: gate.workers(who, ask.tenant),
+        "tenants": lambda who, ask, _: gate.tenants(who, cursor=ask.cursor, limit=ask.limit),
+        "journal_bounds": lambda who, *_: gate.journal_bounds(who),
+        "events": lambda who, ask, _: gate.events(
             who, ask.tenant, shard=ask.shard, after=ask.after, until=ask.until, limit=ask.limit
         ),
-        "readers": lambda who, _: gate.readers(who),
-        "advance": lambda who, ask: gate.advance(who, ask.reader, ask.shard, ask.position),
-        "sweep": lambda who, ask: gate.sweep(who, ask.budget),
+        "readers": lambda who, *_: gate.readers(who),
+        "advance": lambda who, ask, _: gate.advance(who, ask.reader, ask.shard, ask.position),
+        "sweep": lambda who, ask, _: gate.sweep(who, ask.budget),
     }
 
 
@@ -97,7 +98,7 @@ def _answered(verb: Verb[Any], act: Act) -> Callable[[Request], Awaitable[Answer
 
     async def handle(request: Request) -> Answer:
         _check_sizes(request.data)
-        work = act(request.principal, request.data)
+        work = act(request.principal, request.data, request.header(b"traceparent"))
         answer = await (request.while_there(work) if waits and request.data.wait_s else work)
         return Answer(200, _encode(answer), MSGPACK)
 

@@ -64,7 +64,7 @@ def json_answer(value: Any, status: int = 200, headers: Headers | None = None) -
 class Request:
     """One call: who makes it, what it says, and whether anybody still waits for the answer."""
 
-    __slots__ = ("_receive", "_scope", "body", "data", "id", "params", "principal", "route")
+    __slots__ = ("_receive", "_scope", "body", "caller", "data", "id", "params", "route")
 
     def __init__(self, scope: Scope, receive: Receive, request_id: str) -> None:
         self._scope = scope
@@ -73,8 +73,8 @@ class Request:
         self.route: Route
         self.params: Mapping[str, str] = {}
         """What stands in the places of the path."""
-        self.principal: Principal
-        """Who calls. A route that is open to everybody has none."""
+        self.caller: Principal | None = None
+        """Who calls; None: a route that is open to everybody, or somebody who was not recognised."""
         self.body = b""
         self.data: Any = None
         """The body, as the route's `takes`."""
@@ -89,6 +89,12 @@ class Request:
         path: str = self._scope["path"]
         return path
 
+    @property
+    def principal(self) -> Principal:
+        """Who calls, on a route that is not open to everybody."""
+        assert self.caller is not None
+        return self.caller
+
     def header(self, name: bytes) -> str | None:
         """Returns a header by its name in lower case; None: it is not there."""
         for known, value in self._scope["headers"]:
@@ -96,6 +102,11 @@ class Request:
                 text: str = value.decode("latin-1")
                 return text
         return None
+
+    @property
+    def has_no_body(self) -> bool:
+        """True if its head says that there is nothing to read."""
+        return self.header(b"transfer-encoding") is None and (self.header(b"content-length") or "0") == "0"
 
     def query(self, kind: type[Any]) -> Any:
         """Returns the query string as a struct; what is unknown, twice there or of the wrong type is a 422."""
@@ -152,10 +163,16 @@ class Route(Struct, frozen=True, kw_only=True):
     """The type of the body; None: it has none."""
     content_type: str = JSON
     """What the body has to be."""
+    body_optional: bool = False
+    """A request without a body is taken for one with an empty object."""
     query: Any = None
     """The struct of the query; None: it is not looked at."""
     gives: Mapping[int, Any] = {}
     """Good answers: the type of the body by status; None: it has none."""
+    fails: Sequence[int] = ()
+    """How it is answered if things are not as the caller thinks: statuses beyond those that any route may have."""
+    example: Any = None
+    """A body that works."""
     tag: str = ""
     """Under which heading it is documented."""
 
@@ -264,9 +281,12 @@ class Web:
         if self.host_allowed is not None and not self.host_allowed(request.header(b"host") or ""):
             raise Problem(421, "wrong_host", "in development mode only requests to this machine by its own name count")
         if route.verb is not None:
-            request.principal = await self._authenticator.principal_of(request.header(b"authorization"))
-            request.principal.check_verb(route.verb)
+            request.caller = await self._authenticator.principal_of(request.header(b"authorization"))
+            request.caller.check_verb(route.verb)
         if route.takes is None:
+            return await route.handle(request)
+        if route.body_optional and request.has_no_body:
+            request.data = self._decoders[id(route)](b"{}")
             return await route.handle(request)
         self._check_content(request, route)
         held = 0

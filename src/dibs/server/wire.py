@@ -1,0 +1,638 @@
+"""Tasks in JSON: what the HTTP API takes and gives, and the way to the queue's own values and back.
+
+Names are camelCase, durations are seconds, times are RFC 3339, ids are UUIDs and lease tokens hex. What a client sends
+that nobody knows is refused, so that a misspelt option is not lost. A payload is any JSON and is kept byte by byte;
+it is read once before it is stored, so that nothing is stored that a worker could not read.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from dibs import codec, task
+from dibs.checks import COMMANDS_MAX, ERROR_TEXT_MAX_CHARS, LIMIT_COST_MAX, TIMEOUT_MAX_S, TTL_MAX_S
+from dibs.errors import CodecError
+from dibs.server.problems import Problem, unreadable
+from dibs.task import (
+    BATCH_MAX,
+    DELAY_HORIZON_S,
+    LEASE_MAX_S,
+    LEASE_MIN_S,
+    MAX_ATTEMPTS_DEFAULT,
+    MAX_ATTEMPTS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    Place,
+    Status,
+)
+
+CLAIM_WAIT_MAX_S = 30
+RESULT_WAIT_MAX_S = 60
+DEPTH_MAX = 128
+"""How deeply a payload or result may be nested: far below what any reader's stack can take."""
+
+Command = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="The kind of work.")]
+Key = Annotated[str, Meta(min_length=1, max_length=512)]
+Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="What proves that the lease is yours.")]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Time = Annotated[datetime, Meta(tz=True)]
+Lease = Annotated[float, Meta(ge=LEASE_MIN_S, le=LEASE_MAX_S)]
+Delay = Annotated[float, Meta(ge=0, le=DELAY_HORIZON_S)]
+Ttl = Annotated[float, Meta(ge=0, le=TTL_MAX_S)]
+Attempts = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS_MAX)]
+Priority = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)]
+Count = Annotated[int, Meta(ge=1, le=BATCH_MAX)]
+Text = Annotated[str, Meta(max_length=ERROR_TEXT_MAX_CHARS)]
+AnyJson = Annotated[Raw, Meta(description="Any JSON.")]
+
+
+class _Asked(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """What a client sends."""
+
+
+class _Given(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What goes back. A field that has no value is left out."""
+
+
+# ------------------------------------------------------------------------------------------------------------- create
+
+
+class CreateTask(_Asked, frozen=True, kw_only=True):
+    """A task to be enqueued. What is left out, the queue decides."""
+
+    command: Command
+    payload: AnyJson | UnsetType = UNSET
+    priority: Priority | None = None
+    max_attempts: Attempts | None = None
+    idempotency_key: Key | None = None
+    run_at: Time | None = None
+    delay_seconds: Delay | None = None
+    result_ttl_seconds: Ttl | None = None
+    expires_seconds: Annotated[float, Meta(ge=0.001, le=DELAY_HORIZON_S)] | None = None
+    id: UUID | None = None
+    traceparent: Annotated[str, Meta(max_length=200)] | None = None
+    lease_seconds: Lease | None = None
+    timeout_seconds: Annotated[float, Meta(ge=0.001, le=TIMEOUT_MAX_S)] | None = None
+    retention_seconds: Ttl | None = None
+    keep: bool = True
+    on_duplicate: Literal["return", "replay_dead"] = "return"
+    limit_key: Key | None = None
+    limit_cost: Annotated[int, Meta(ge=1, le=LIMIT_COST_MAX)] = 1
+
+
+class CreateTasks(_Asked, frozen=True, kw_only=True):
+    """Several tasks; each is judged by itself."""
+
+    tasks: Annotated[
+        list[Raw],
+        Meta(min_length=1, max_length=BATCH_MAX),
+    ]
+
+
+def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
+    """Returns the task that is asked for; `traceparent` is the request's, for one that names none."""
+    if asked.run_at is not None and asked.delay_seconds is not None:
+        raise Problem(422, "invalid", "delaySeconds: runAt is given too: use one of them", field="delaySeconds")
+    return task.NewTask(
+        command=asked.command,
+        payload=json_bytes(asked.payload, "payload"),
+        id=b"" if asked.id is None else asked.id.bytes,
+        priority=asked.priority,
+        delay_s=asked.delay_seconds or 0.0,
+        run_at_ms=None if asked.run_at is None else max(0, to_ms(asked.run_at)),
+        max_attempts=asked.max_attempts,
+        lease_s=asked.lease_seconds,
+        timeout_s=asked.timeout_seconds,
+        expires_s=asked.expires_seconds,
+        key=asked.idempotency_key,
+        on_duplicate=asked.on_duplicate,
+        result_ttl_s=asked.result_ttl_seconds,
+        retention_s=asked.retention_seconds,
+        keep=asked.keep,
+        traceparent=asked.traceparent or traceparent,
+        limit_key=asked.limit_key,
+        limit_cost=asked.limit_cost,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- claim
+
+
+class ClaimTask(_Asked, frozen=True, kw_only=True):
+    """Which task to take, and for how long. Without `commands`: those that the token is limited to."""
+
+    commands: Annotated[list[Command], Meta(min_length=1, max_length=COMMANDS_MAX)] | None = None
+    lease_seconds: Lease | None = None
+    wait_seconds: Annotated[float, Meta(ge=0, le=CLAIM_WAIT_MAX_S)] = 0
+    claim_id: UUID | None = None
+    worker: Name | None = None
+
+
+class ClaimTasks(ClaimTask, frozen=True, kw_only=True):
+    """Which tasks to take, and how many."""
+
+    count: Count
+
+
+class Progress(_Asked, frozen=True, kw_only=True):
+    """How far a running task says it is."""
+
+    done: float
+    total: float | None = None
+    note: Annotated[str, Meta(max_length=200)] = ""
+
+
+class RenewLease(_Asked, frozen=True, kw_only=True):
+    """Extends a lease from now on; by as much as it was granted for, unless it says so."""
+
+    lease_token: Token | None = None
+    extend_seconds: Lease | None = None
+    progress: Progress | None = None
+
+
+class RenewLeaseOf(RenewLease, frozen=True, kw_only=True):
+    """Extends one of several leases."""
+
+    task_id: UUID
+
+
+class RenewLeases(_Asked, frozen=True, kw_only=True):
+    """Several leases; each is judged by itself."""
+
+    heartbeats: Annotated[
+        list[Raw],
+        Meta(min_length=1, max_length=BATCH_MAX),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- settle
+
+
+class ErrorBody(_Asked, frozen=True, kw_only=True):
+    """What went wrong in a handler."""
+
+    type: Annotated[str, Meta(min_length=1, max_length=200)]
+    message: Text = ""
+    traceback: Text = ""
+
+
+class SubmitResult(_Asked, frozen=True, kw_only=True):
+    """How a task ended: COMPLETED with a result (null is one), or FAILED with an error, for good."""
+
+    status: Literal["COMPLETED", "FAILED"]
+    lease_token: Token | None = None
+    result: AnyJson | UnsetType = UNSET
+    error: Text | ErrorBody | None = None
+    reason: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    result_ttl_seconds: Ttl | None = None
+
+
+class SubmitResultOf(SubmitResult, frozen=True, kw_only=True):
+    """How one of several tasks ended."""
+
+    task_id: UUID
+
+
+class SubmitResults(_Asked, frozen=True, kw_only=True):
+    """Several results; each is judged by itself."""
+
+    results: Annotated[
+        list[Raw],
+        Meta(min_length=1, max_length=BATCH_MAX),
+    ]
+
+
+class Nack(_Asked, frozen=True, kw_only=True):
+    """Gives a task back because it could not be done now. Without a delay, the queue's backoff decides."""
+
+    lease_token: Token | None = None
+    delay_seconds: Delay | None = None
+    reason: Text = ""
+
+
+class Abandon(_Asked, frozen=True, kw_only=True):
+    """Gives a task back untouched."""
+
+    lease_token: Token | None = None
+
+
+def settlement(tenant: str, task_id: bytes, token: bytes, asked: SubmitResult) -> task.Settlement:
+    """Returns how a lease is to end."""
+    if asked.status == "COMPLETED":
+        if asked.error is not None or asked.reason is not None:
+            name = "reason" if asked.error is None else "error"
+            raise Problem(422, "invalid", f"{name}: this goes with FAILED: leave it out", field=name)
+        return task.Settlement(
+            tenant=tenant,
+            id=task_id,
+            token=token,
+            kind=task.Kind.COMPLETE,
+            result=json_bytes(asked.result, "result"),
+            result_ttl_s=asked.result_ttl_seconds,
+        )
+    if asked.error is None:
+        raise Problem(422, "invalid", "error: FAILED needs one: say what went wrong", field="error")
+    if asked.result is not UNSET:
+        raise Problem(422, "invalid", "result: this goes with COMPLETED: leave it out", field="result")
+    return task.Settlement(
+        tenant=tenant,
+        id=task_id,
+        token=token,
+        kind=task.Kind.FAIL,
+        error=error_info(asked.error),
+        reason=asked.reason,
+    )
+
+
+def error_info(error: str | ErrorBody) -> task.ErrorInfo:
+    """Returns what went wrong, as the queue keeps it."""
+    if isinstance(error, str):
+        return task.ErrorInfo("Error", error)
+    return task.ErrorInfo(error.type, error.message, error.traceback)
+
+
+#: Batches whose items are read one by one, so that a bad one does not spoil the rest: in which field, and of what.
+BATCHES: Mapping[type[Struct], tuple[str, type[Struct]]] = {
+    CreateTasks: ("tasks", CreateTask),
+    RenewLeases: ("heartbeats", RenewLeaseOf),
+    SubmitResults: ("results", SubmitResultOf),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+class ErrorView(_Given, frozen=True, kw_only=True):
+    """What went wrong in a handler."""
+
+    type: str
+    message: str = ""
+    traceback: str = ""
+
+
+class ProgressView(_Given, frozen=True, kw_only=True):
+    """How far a running task says it is."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class TaskView(_Given, frozen=True, kw_only=True):
+    """A task as it stands."""
+
+    id: UUID
+    tenant_id: str
+    command: str
+    status: Status
+    place: Place
+    attempts: int
+    max_attempts: int
+    created_at: Time
+    priority: int
+    payload: AnyJson | UnsetType = UNSET
+    payload_base64: str | None = None
+    """Instead of `payload`, where that is not JSON."""
+    codec: str
+    """How the payload is encoded."""
+    idempotency_key: str | None = None
+    run_at: Time | None = None
+    """When a delayed task becomes ready."""
+    worker_id: str | None = None
+    lease_token: str | None = None
+    lease_seconds: float | None = None
+    lease_until: Time | None = None
+    cancel_requested: bool = False
+    releases: int = 0
+    expires_at: Time | None = None
+    ended_at: Time | None = None
+    kept_until: Time | None = None
+    timeout_seconds: float | None = None
+    progress: ProgressView | None = None
+    reason: str | None = None
+    error: ErrorView | None = None
+    traceparent: str | None = None
+    limit_key: str | None = None
+    limit_cost: int = 1
+    duplicate: bool = False
+    """Its key was taken: this is the first task of that key."""
+    replayed: bool = False
+    """It was dead, and has just been revived."""
+    already: bool = False
+    """Its id was enqueued before: nothing was changed."""
+
+
+class TaskViews(_Given, frozen=True, kw_only=True):
+    """Some tasks."""
+
+    tasks: list[TaskView]
+
+
+class TaskPage(_Given, frozen=True, kw_only=True):
+    """Some of the tasks that match, and where to go on. Without a cursor that was all."""
+
+    tasks: list[TaskView]
+    cursor: str | None = None
+
+
+class ItemView(_Given, frozen=True, kw_only=True):
+    """One of several. Where it was not accepted, `error` says why, and `statusCode` what it would have been answered
+    with by itself."""
+
+    error: str | None = None
+    code: str | None = None
+    status_code: int | None = None
+    field: str | None = None
+    cause: str | None = None
+    retry_after_seconds: float | None = None
+
+
+class CreatedItem(ItemView, frozen=True, kw_only=True):
+    """One of several tasks: as it stands, or why there is none."""
+
+    task: TaskView | None = None
+
+
+class CreatedItems(_Given, frozen=True, kw_only=True):
+    """One answer for each, in order."""
+
+    results: list[CreatedItem]
+
+
+class RenewedItem(ItemView, frozen=True, kw_only=True):
+    """One of several leases: until when it holds, or why it does not."""
+
+    task_id: UUID | None = None
+    lease_until: Time | None = None
+    cancel_requested: bool = False
+
+
+class RenewedItems(_Given, frozen=True, kw_only=True):
+    """One answer for each, in order."""
+
+    results: list[RenewedItem]
+
+
+class SettledItem(ItemView, frozen=True, kw_only=True):
+    """One of several results: how its task stands, or why it was not accepted."""
+
+    task_id: UUID | None = None
+    status: Status | None = None
+    already: bool = False
+
+
+class SettledItems(_Given, frozen=True, kw_only=True):
+    """One answer for each, in order."""
+
+    results: list[SettledItem]
+
+
+class Renewed(_Given, frozen=True, kw_only=True):
+    """The lease holds until then. `cancelRequested`: stop, and settle."""
+
+    task_id: UUID
+    ok: bool
+    lease_until: Time
+    cancel_requested: bool = False
+
+
+class Settled(_Given, frozen=True, kw_only=True):
+    """Accepted, and how the task stands now. `already`: the same was said before, and that stands."""
+
+    task_id: UUID
+    status: Status
+    already: bool = False
+    delay_seconds: float | None = None
+
+
+class Outcome(_Given, frozen=True, kw_only=True):
+    """How a task ended."""
+
+    task_id: UUID
+    status: Status
+    command: str
+    attempts: int
+    ended_at: Time | None = None
+    result: AnyJson | UnsetType = UNSET
+    result_base64: str | None = None
+    """Instead of `result`, where that is not JSON."""
+    codec: str
+    error: ErrorView | None = None
+    reason: str | None = None
+
+
+class CancelledView(_Given, frozen=True, kw_only=True):
+    """What a cancel did: at once, or its worker will be told."""
+
+    task_id: UUID
+    how: Literal["cancelled", "cancelling"]
+    status: Status
+
+
+def task_view(one: task.Task, **marks: Any) -> TaskView:
+    """Returns a task as JSON shows it."""
+    return TaskView(
+        id=UUID(bytes=one.id),
+        tenant_id=one.tenant,
+        command=one.command,
+        status=one.status,
+        place=one.place,
+        attempts=one.attempts,
+        max_attempts=one.max_attempts,
+        created_at=from_ms(one.enqueued_ms),
+        priority=one.priority,
+        codec=one.codec,
+        idempotency_key=one.key,
+        run_at=from_ms(one.due_ms) if one.place is Place.DELAYED else None,
+        worker_id=one.worker or None,
+        lease_until=_from_ms(one.lease_end_ms) if one.place is Place.LEASED else None,
+        cancel_requested=one.cancel_requested,
+        releases=one.releases,
+        expires_at=_from_ms(one.expires_ms),
+        ended_at=_from_ms(one.ended_ms),
+        kept_until=_from_ms(one.kept_until_ms),
+        timeout_seconds=one.timeout_s,
+        progress=None if one.progress is None else ProgressView(**msgspec.structs.asdict(one.progress)),
+        reason=one.reason,
+        error=error_view(one.error),
+        traceparent=one.traceparent,
+        limit_key=one.limit_key,
+        limit_cost=one.limit_cost,
+        **shown("payload", one.payload, one.codec),
+        **marks,
+    )
+
+
+def lease_view(lease: task.Lease, worker: str) -> TaskView:
+    """Returns a task that was just claimed, with the token that settles it."""
+    return TaskView(
+        id=UUID(bytes=lease.id),
+        tenant_id=lease.tenant,
+        command=lease.command,
+        status=Status.IN_PROGRESS,
+        place=Place.LEASED,
+        attempts=lease.attempt,
+        max_attempts=lease.max_attempts,
+        created_at=from_ms(lease.enqueued_ms),
+        priority=lease.priority,
+        codec=lease.codec,
+        idempotency_key=lease.key,
+        worker_id=worker,
+        lease_token=lease.token.hex(),
+        lease_seconds=lease.lease_s,
+        lease_until=from_ms(lease.lease_end_ms),
+        timeout_seconds=lease.timeout_s,
+        traceparent=lease.traceparent,
+        **shown("payload", lease.payload, lease.codec),
+    )
+
+
+def fresh_view(tenant: str, task_id: bytes, new: task.NewTask) -> TaskView:
+    """Returns a task that was enqueued and is gone already: it ended, and was not to be kept."""
+    return TaskView(
+        id=UUID(bytes=task_id),
+        tenant_id=tenant,
+        command=new.command,
+        status=Status.PENDING,
+        place=Place.READY,
+        attempts=0,
+        max_attempts=new.max_attempts or MAX_ATTEMPTS_DEFAULT,
+        created_at=datetime.now(UTC),
+        priority=new.priority or 0,
+        codec=new.codec,
+        idempotency_key=new.key,
+        **shown("payload", new.payload, new.codec),
+    )
+
+
+def outcome(one: task.Task, result: task.Result) -> Outcome:
+    """Returns how a task ended."""
+    value: Mapping[str, Any] = {}
+    if result.status is Status.COMPLETED:
+        value = shown("result", result.data or b"", result.codec)
+    return Outcome(
+        task_id=UUID(bytes=one.id),
+        status=result.status,
+        command=one.command,
+        attempts=one.attempts,
+        ended_at=_from_ms(one.ended_ms),
+        codec=result.codec,
+        error=error_view(result.error or one.error) if result.status is not Status.COMPLETED else None,
+        reason=result.reason or one.reason,
+        **value,
+    )
+
+
+def error_view(error: task.ErrorInfo | None) -> ErrorView | None:
+    """Returns what went wrong, as JSON shows it."""
+    return None if error is None else ErrorView(type=error.type, message=error.message, traceback=error.traceback)
+
+
+def item_error(problem: Problem) -> dict[str, Any]:
+    """Returns the fields of an item of a batch that was not accepted."""
+    more = problem.more
+    return {
+        "error": str(problem),
+        "code": problem.code,
+        "status_code": problem.status,
+        "field": more.get("field"),
+        "cause": more.get("cause"),
+        "retry_after_seconds": more.get("retryAfterSeconds"),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+def json_bytes(value: Raw | UnsetType, field: str) -> bytes:
+    """Returns JSON as it came, once it is certain that everybody can read it. What was left out is null."""
+    if isinstance(value, UnsetType):
+        return b"null"
+    data = bytes(value)
+    # A Raw was only skipped over: bad UTF-8, and numbers that no double holds, are still in it.
+    try:
+        read = msgspec.json.decode(data)
+    except msgspec.ValidationError as error:
+        message = str(error).partition(" - at `")[0]
+        raise Problem(422, "invalid", f"{field}: {message}", field=field) from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise unreadable(error) from None
+    if data.count(b"[") + data.count(b"{") > DEPTH_MAX and _is_deeper(read, DEPTH_MAX):
+        raise Problem(400, "malformed", f"{field} is nested over {DEPTH_MAX} levels deep: flatten it", field=field)
+    return data
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested over so many levels. Not recursive: that is the point."""
+    level = [value]
+    while level and levels:
+        levels -= 1
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)
+
+
+def shown(name: str, data: bytes, codec_name: str) -> Mapping[str, Any]:
+    """Returns a payload or result under its name; what JSON cannot show goes in base64 under another."""
+    try:
+        return {name: _as_json(data, codec_name)}
+    except (CodecError, msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError):
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _as_json(data: bytes, codec_name: str) -> Raw:
+    if not data:
+        return _NULL
+    if codec_name == "json":
+        # It may have come in by other ways than this, where nobody reads it.
+        msgspec.json.decode(data)
+        return Raw(data)
+    if codec_name == "raw":
+        raise CodecError("bytes have no JSON")
+    value = codec.decode(data, codec_name)
+    _refuse_unfaithful(value)
+    return Raw(msgspec.json.encode(value))
+
+
+def _refuse_unfaithful(value: Any) -> None:
+    """Raises where JSON would silently show something else: bytes, numbers that are none."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise CodecError("bytes have no JSON")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise CodecError("NaN and infinities have no JSON")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_unfaithful(key)
+            _refuse_unfaithful(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_unfaithful(item)
+
+
+_NULL = Raw(b"null")
+
+
+def to_ms(time: datetime) -> int:
+    """Returns milliseconds since the epoch."""
+    return round(time.timestamp() * 1000)
+
+
+def from_ms(at_ms: int) -> datetime:
+    """Returns the time of so many milliseconds since the epoch."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def _from_ms(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else from_ms(at_ms)
