@@ -1,9 +1,9 @@
 """Does what a page says: writes its files, runs its commands, and compares what they print with what is shown.
 
 In a ``console`` block a line after ``$`` is a command; what follows is some of what it prints, in order. Ids, times,
-durations, sizes and the names of workers may be others than those shown, ``…`` stands for anything, and an id that was
-shown once means the same task in later commands. A worker that does not drain goes on in the background, until ``^C``
-or the end of the page.
+durations, sizes and the names of workers may be others than those shown, ``…`` stands for anything, and an id, or the
+token of a lease, that was shown once means the same in later commands. A server, and a worker that does not drain, goes
+on in the background, until ``^C`` or the end of the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 from tests.docs.pages import Block
 
 COMMAND_S = 20.0
-ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b"
 
 #: What differs from run to run, most special first.
 VARIES = [
@@ -42,8 +42,8 @@ class Command(NamedTuple):
 
     @property
     def in_background(self) -> bool:
-        """True for a worker that goes on."""
-        return self.line.startswith("dibs worker") and "--drain" not in self.line
+        """True for a server, and for a worker that goes on."""
+        return self.line.startswith(("dibs serve", "dibs worker")) and "--drain" not in self.line
 
 
 class Transcript:

@@ -24,9 +24,11 @@ class Failures:
     def __init__(self) -> None:
         self.seen: list[Exception] = []
 
-    def begun(self) -> None: ...
+    def begun(self) -> None:
+        """Nothing to note."""
 
-    def ended(self, request: Request, route: Route | None, status: int, seconds: float, size_bytes: int) -> None: ...
+    def ended(self, request: Request, route: Route | None, status: int, seconds: float, size_bytes: int) -> None:
+        """Nothing to note."""
 
     def failed(self, request: Request, error: Exception) -> None:
         """Keeps it."""

@@ -18,7 +18,7 @@ async def test_a_batch_is_answered_in_order(api: Api) -> None:
 
 async def test_a_bad_task_does_not_spoil_the_rest(api: Api) -> None:
     """Each is judged by itself, whatever is wrong: its type, a field, its depth, or what the queue thinks of it."""
-    deep = []
+    deep: list[object] = []
     for _ in range(200):
         deep = [deep]
     tasks = [

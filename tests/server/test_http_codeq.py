@@ -26,6 +26,9 @@ class ByName(Verifier):
         """Everybody may do everything in one tenant."""
         return Principal("default", token, ALL_SCOPES)
 
+    async def close(self) -> None:
+        """There is nothing to close."""
+
 
 @pytest.fixture
 async def two(store: DirectStore) -> AsyncIterator[tuple[Api, Api]]:

@@ -10,7 +10,7 @@ async def test_pages_follow_each_other(api: Api) -> None:
     made = {(await api.create(payload=number))["id"] for number in range(7)}
     found, cursor, pages = [], None, 0
     while pages == 0 or cursor is not None:
-        more = {} if cursor is None else {"cursor": cursor}
+        more: dict[str, str] = {} if cursor is None else {"cursor": cursor}
         said = await api.call("GET", "/v1/tasks", params={"limit": "3", **more})
         found += [task["id"] for task in said.body["tasks"]]
         cursor = said.body.get("cursor")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import aiohttp
 import pytest
 
 from dibs.clock import ManualClock
@@ -15,7 +16,8 @@ VERBS = ["heartbeat", "result", "nack", "abandon"]
 
 def body(verb: str, token: str | None = None) -> dict[str, object]:
     """What a verb needs at least."""
-    return ({"status": "COMPLETED"} if verb == "result" else {}) | ({} if token is None else {"leaseToken": token})
+    needed: dict[str, object] = {"status": "COMPLETED"} if verb == "result" else {}
+    return needed if token is None else {**needed, "leaseToken": token}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -183,13 +185,12 @@ async def test_a_nack_waits_as_the_queue_says(api: Api) -> None:
 
 async def test_the_last_nack_makes_a_dead_letter(api: Api) -> None:
     """After exactly maxAttempts deliveries."""
-    await api.create(maxAttempts=2)
-    for last in ("PENDING", "FAILED"):
+    made = await api.create(maxAttempts=2)
+    for answer in ({"status": "PENDING", "delaySeconds": 0}, {"status": "FAILED"}):
         task = await api.claim()
-        said = await api.post(f"/v1/tasks/{task['id']}/nack", {"leaseToken": task["leaseToken"], "delaySeconds": 0})
-        assert said.body["status"] == last
-    assert "delaySeconds" not in said.body
-    assert (await api.get(f"/v1/tasks/{task['id']}/result")).body["reason"] == "MAX_ATTEMPTS"
+        said = await api.post(f"/v1/tasks/{made['id']}/nack", {"leaseToken": task["leaseToken"], "delaySeconds": 0})
+        assert said.body == {"taskId": made["id"], **answer}
+    assert (await api.get(f"/v1/tasks/{made['id']}/result")).body["reason"] == "MAX_ATTEMPTS"
 
 
 async def test_an_abandoned_task_keeps_its_place_and_its_attempts(api: Api) -> None:
@@ -205,8 +206,6 @@ async def test_an_abandoned_task_keeps_its_place_and_its_attempts(api: Api) -> N
 
 async def test_a_zombie_settles_nothing() -> None:
     """A worker of the same name, whose lease ran out, has the wrong token for the next one."""
-    import aiohttp
-
     clock = ManualClock()
     async with await open_local("memory:", clock=clock) as store, served(store) as url, aiohttp.ClientSession() as http:
         api = Api(http, url)
