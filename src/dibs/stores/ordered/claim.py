@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dibs.checks import ALL_TENANTS
 from dibs.ids import ID_BYTES
+from dibs.stores.batches import is_full
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
@@ -256,11 +257,6 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
             if is_full(leases):
                 break
     return False
-
-
-def is_full(leases: Sequence[Lease]) -> bool:
-    """Whether a claim holds so much that the rest is for the next."""
-    return sum(len(lease.payload) for lease in leases) >= CLAIM_MAX_BYTES
 
 
 def _within_bytes(states: Sequence[State], leases: Sequence[Lease]) -> int:
