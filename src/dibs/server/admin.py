@@ -118,13 +118,9 @@ class Admin:
     async def dead(self, request: Request) -> Answer:
         """A page of dead letters."""
         asked = request.query(wire_queues.DeadListing)
-        page = await self._gate.list(
-            request.principal,
-            asked.tenant or request.principal.tenant,
-            wire_queues.dead_filter(asked),
-            cursor=asked.cursor,
-            limit=asked.limit,
-        )
+        who, tenant = request.principal, asked.tenant or request.principal.tenant
+        which = wire_queues.dead_filter(asked)
+        page = await self._gate.list(who, tenant, which, cursor=asked.cursor, limit=asked.limit)
         tasks = [wire.task_view(task) for task in page.tasks]
         return json_answer(wire_queues.DeadLetters(tasks=tasks, cursor=page.cursor))
 

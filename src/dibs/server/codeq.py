@@ -247,15 +247,14 @@ class CodeqTasks(Tasks):
 
     # ------------------------------------------------------------------------------------------------- how it is taken
 
-    def new_task(self, asked: wire.CreateTask, traceparent: str | None) -> task.NewTask:
+    def new_task(self, asked: wire.CreateTask) -> task.NewTask:
         return super().new_task(
             replace(
                 asked,
                 max_attempts=asked.max_attempts or None,
                 idempotency_key=asked.idempotency_key or None,
                 delay_seconds=None if asked.run_at is not None else asked.delay_seconds,
-            ),
-            traceparent,
+            )
         )
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:

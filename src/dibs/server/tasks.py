@@ -42,9 +42,9 @@ from dibs.task import (
 
 TAG = "Tasks"
 LEASE_TOKEN = b"x-lease-token"
+TRACEPARENT = b"traceparent"
 
 Item = TypeVar("Item")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _LEASE_TOKEN = re.compile(r"[0-9a-f]{32}")
 _MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
@@ -161,24 +161,21 @@ class Tasks:
 
     async def create(self, request: Request) -> Answer:
         """202: the task as it stands. A key or an id that is known changes nothing and answers its task."""
-        new = self.new_task(request.data, _traceparent(request))
-        [created] = await self._create(request.principal, [new])
+        [created] = await self._create(request, [self.new_task(request.data)])
         if isinstance(created, Problem):
             raise created
         return json_answer(created, 202)
 
     async def create_batch(self, request: Request) -> Answer:
         """Each task is decoded, judged and answered by itself."""
-        traceparent = _traceparent(request)
-        news, problems = _sorted_out(
-            request.data.tasks, lambda raw: self.new_task(self._decode_create(raw), traceparent)
-        )
-        created = iter(await self._create(request.principal, list(news.values()))) if news else iter(())
+        news, problems = _sorted_out(request.data.tasks, lambda raw: self.new_task(self._decode_create(raw)))
+        created = iter(await self._create(request, list(news.values()))) if news else iter(())
         items = [problems[index] if index in problems else next(created) for index in range(len(request.data.tasks))]
         return json_answer({"results": [self.created_item(item) for item in items]})
 
-    async def _create(self, who: Principal, news: Sequence[NewTask]) -> list[Any]:
-        outcomes = await self._gate.enqueue(who, who.tenant, news)
+    async def _create(self, request: Request, news: Sequence[NewTask]) -> list[Any]:
+        who = request.principal
+        outcomes = await self._gate.enqueue(who, who.tenant, news, traceparent=request.header(TRACEPARENT))
         accepted = [one.id for one in outcomes if not isinstance(one, Rejected)]
         tasks = iter(await self._gate.get(who, who.tenant, accepted))
         return [
@@ -219,6 +216,7 @@ class Tasks:
             wait_s=wait_s,
             worker=self.worker(request),
             claim_id=None if asked.claim_id is None else asked.claim_id.bytes,
+            traceparent=request.header(TRACEPARENT),
         )
         leases: list[Lease] = await (request.while_there(claiming) if wait_s else claiming)
         return leases
@@ -282,7 +280,7 @@ class Tasks:
                 settlements[at] = self.settlement(tenant, asked[at].task_id.bytes, token, asked[at])
             except Problem as problem:
                 problems[at] = problem
-        answers = iter(await self._gate.settle(request.principal, list(settlements.values())) if settlements else ())
+        answers = iter(await self._settle_all(request, list(settlements.values())) if settlements else ())
         done: list[tuple[wire.SubmitResultOf | None, Any]] = []
         for at in range(len(raws)):
             answer = problems[at] if at in problems else _settled(next(answers))
@@ -321,11 +319,16 @@ class Tasks:
         return json_answer(self.abandoned_view(task_id, await self._settle(request, item)))
 
     async def _settle(self, request: Request, item: Settlement) -> Settled | Already:
-        [answer] = await self._gate.settle(request.principal, [item])
+        [answer] = await self._settle_all(request, [item])
         done = _settled(answer)
         if isinstance(done, Problem):
             raise done
         return done
+
+    async def _settle_all(
+        self, request: Request, items: Sequence[Settlement]
+    ) -> list[Settled | Already | LeaseLost | Rejected]:
+        return await self._gate.settle(request.principal, items, traceparent=request.header(TRACEPARENT))
 
     # ------------------------------------------------------------------------------------------------ looking, acting
 
@@ -408,8 +411,8 @@ class Tasks:
 
     # --------------------------------------------------------------------------------------- how it is taken and shown
 
-    def new_task(self, asked: wire.CreateTask, traceparent: str | None) -> NewTask:
-        return wire.new_task(asked, traceparent)
+    def new_task(self, asked: wire.CreateTask) -> NewTask:
+        return wire.new_task(asked)
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:
         return wire.settlement(tenant, task_id, token, asked)
@@ -525,12 +528,6 @@ def _task_id(request: Request) -> bytes:
         return UUID(request.params["id"]).bytes
     except ValueError:
         raise unknown() from None
-
-
-def _traceparent(request: Request) -> str | None:
-    """The caller's trace, if its header is a proper one; others are ignored, as its specification asks."""
-    header = request.header(b"traceparent")
-    return header if header is not None and _TRACEPARENT.fullmatch(header) else None
 
 
 def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[int, Item], dict[int, Problem]]:

@@ -97,8 +97,8 @@ class CreateTasks(_Asked, frozen=True, kw_only=True):
     ]
 
 
-def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
-    """Returns the task that is asked for; `traceparent` is the request's, for one that names none."""
+def new_task(asked: CreateTask) -> task.NewTask:
+    """Returns the task that is asked for."""
     if asked.run_at is not None and asked.delay_seconds is not None:
         raise Problem(422, "invalid", "delaySeconds: runAt is given too: use one of them", field="delaySeconds")
     return task.NewTask(
@@ -117,7 +117,7 @@ def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
         result_ttl_s=asked.result_ttl_seconds,
         retention_s=asked.retention_seconds,
         keep=asked.keep,
-        traceparent=asked.traceparent or traceparent,
+        traceparent=asked.traceparent,
         limit_key=asked.limit_key,
         limit_cost=asked.limit_cost,
     )
