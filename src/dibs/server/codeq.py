@@ -242,7 +242,7 @@ class CodeqTasks(Tasks):
         if not self._leases_by_subject:
             return await super().tokens_by_subject(who, ids)
         tokens = await self._gate.held(who, ids)
-        tasks = await self._gate.get(who, who.tenant, ids)
+        tasks = await self.as_it_stands(who, ids)
         return [token or _not_held(one) for token, one in zip(tokens, tasks, strict=True)]
 
     # ------------------------------------------------------------------------------------------------- how it is taken
@@ -283,8 +283,8 @@ class CodeqTasks(Tasks):
     def task_view(self, task: task.Task, **marks: Any) -> Any:
         return _codeq_task(wire.task_view(task, **marks), task.ended_ms or _seen_ms(task))
 
-    def fresh_view(self, tenant: str, task_id: bytes, new: task.NewTask) -> Any:
-        return _codeq_task(wire.fresh_view(tenant, task_id, new), None)
+    def unread_view(self, tenant: str, task_id: bytes, new: task.NewTask, status: Status, **marks: bool) -> Any:
+        return _codeq_task(wire.unread_view(tenant, task_id, new, status, **marks), None)
 
     def lease_view(self, lease: task.Lease, worker: str) -> Any:
         return _codeq_task(wire.lease_view(lease, worker), round(lease.lease_end_ms - lease.lease_s * 1000))
@@ -296,7 +296,7 @@ class CodeqTasks(Tasks):
         self, request: Request, task_id: bytes, done: Settled | Already, asked: wire.SubmitResult
     ) -> Any:
         """The record of the result that stands, which may be an earlier one."""
-        [one] = await self._gate.get(request.principal, request.principal.tenant, [task_id])
+        [one] = await self.as_it_stands(request.principal, [task_id])
         return _record(task_id, one, done, asked)
 
     async def settled_items(
@@ -304,7 +304,7 @@ class CodeqTasks(Tasks):
     ) -> list[Any]:
         done = list(done)
         ids = [asked.task_id.bytes for asked, answer in done if asked and not isinstance(answer, Problem)]
-        tasks = iter(await self._gate.get(request.principal, request.principal.tenant, ids))
+        tasks = iter(await self.as_it_stands(request.principal, ids))
         items = []
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dibs.errors import TaskUnfinished, TaskUnknown
+from dibs.errors import DibsError, TaskUnfinished, TaskUnknown
 from dibs.retry import Backoff
 from dibs.server import wire
 from dibs.server.auth import Principal
@@ -177,18 +177,20 @@ class Tasks:
         who = request.principal
         outcomes = await self._gate.enqueue(who, who.tenant, news, traceparent=request.header(TRACEPARENT))
         accepted = [one.id for one in outcomes if not isinstance(one, Rejected)]
-        tasks = iter(await self._gate.get(who, who.tenant, accepted))
+        tasks = iter(await self.as_it_stands(who, accepted))
         return [
             problem_of(made.error()) if isinstance(made, Rejected) else self._created(who, new, made, next(tasks))
             for new, made in zip(news, outcomes, strict=True)
         ]
 
     def _created(self, who: Principal, new: NewTask, made: Enqueued | Duplicate, task: Task | None) -> Any:
-        if task is None:
-            return self.fresh_view(who.tenant, made.id, new)
-        if isinstance(made, Duplicate):
-            return self.task_view(task, duplicate=True, replayed=made.replayed)
-        return self.task_view(task, already=made.already)
+        marks: dict[str, bool] = (
+            {"duplicate": True, "replayed": made.replayed} if isinstance(made, Duplicate) else {"already": made.already}
+        )
+        if task is not None:
+            return self.task_view(task, **marks)
+        status = made.status if isinstance(made, Duplicate) else Status.PENDING
+        return self.unread_view(who.tenant, made.id, new, status, **marks)
 
     async def claim(self, request: Request) -> Answer:
         """200 with a task and its token, or 204 if there is none in time."""
@@ -305,10 +307,10 @@ class Tasks:
 
     async def _backoff_s(self, who: Principal, task_id: bytes) -> float:
         """How long the queue's own policy has a task wait that failed now."""
-        [task] = await self._gate.get(who, who.tenant, [task_id])
+        [task] = await self.as_it_stands(who, [task_id])
         if task is None:
             raise unknown()
-        config = await self._gate.configure(who, who.tenant, task.command)
+        config = await self._gate.store.configure(who.tenant, task.command)
         return (config.backoff or Backoff()).delay_s(max(1, task.attempts))
 
     async def abandon(self, request: Request) -> Answer:
@@ -376,6 +378,15 @@ class Tasks:
             raise unknown()
         return task
 
+    async def as_it_stands(self, who: Principal, ids: Sequence[bytes]) -> list[Task | None]:
+        """What a call needs to be answered, or done, beside what it asks for. It is not the caller's to pay for, and
+        must not refuse what was done: None also for a task that could not be read."""
+        try:
+            tasks = await self._gate.store.get(who.tenant, ids)
+        except DibsError:
+            return [None for _ in ids]
+        return [task if task is not None and who.sees(task.command) else None for task in tasks]
+
     # ------------------------------------------------------------------------------------------------- whose lease
 
     async def _token(self, request: Request, task_id: bytes, in_body: str | None) -> bytes:
@@ -436,8 +447,8 @@ class Tasks:
     def task_view(self, task: Task, **marks: Any) -> Any:
         return wire.task_view(task, **marks)
 
-    def fresh_view(self, tenant: str, task_id: bytes, new: NewTask) -> Any:
-        return wire.fresh_view(tenant, task_id, new)
+    def unread_view(self, tenant: str, task_id: bytes, new: NewTask, status: Status, **marks: bool) -> Any:
+        return wire.unread_view(tenant, task_id, new, status, **marks)
 
     def lease_view(self, lease: Lease, worker: str) -> Any:
         return wire.lease_view(lease, worker)

@@ -495,14 +495,15 @@ def lease_view(lease: task.Lease, worker: str) -> TaskView:
     )
 
 
-def fresh_view(tenant: str, task_id: bytes, new: task.NewTask) -> TaskView:
-    """Returns a task that was enqueued and is gone already: it ended, and was not to be kept."""
+def unread_view(tenant: str, task_id: bytes, new: task.NewTask, status: Status, **marks: Any) -> TaskView:
+    """Returns what is known of a task without reading it: it may be gone already, if it is not to be kept."""
+    place = _PLACE_OF[status]
     return TaskView(
         id=UUID(bytes=task_id),
         tenant_id=tenant,
         command=new.command,
-        status=Status.PENDING,
-        place=Place.READY,
+        status=status,
+        place=Place.DELAYED if place is Place.READY and new.delay_s else place,
         attempts=0,
         max_attempts=new.max_attempts or MAX_ATTEMPTS_DEFAULT,
         created_at=datetime.now(UTC),
@@ -510,7 +511,17 @@ def fresh_view(tenant: str, task_id: bytes, new: task.NewTask) -> TaskView:
         codec=new.codec,
         idempotency_key=new.key,
         **shown("payload", new.payload, new.codec),
+        **marks,
     )
+
+
+_PLACE_OF = {
+    Status.PENDING: Place.READY,
+    Status.IN_PROGRESS: Place.LEASED,
+    Status.COMPLETED: Place.NONE,
+    Status.FAILED: Place.DEAD,
+    Status.CANCELLED: Place.NONE,
+}
 
 
 def outcome(one: task.Task, result: task.Result) -> Outcome:
