@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 from typing import cast
 
@@ -12,26 +11,16 @@ from dibs.server.gate import Gate
 from dibs.server.http import HttpOptions, task_routes
 from dibs.server.wire import ClaimTasks, CreateTask
 from tests.docs.pages import ROOT, blocks
+from tests.docs.ports import PORT, at_a_free_port
 from tests.docs.transcript import ID, Transcript, commands
 
 PAGE = ROOT / "docs" / "http-api.md"
-PORT = "8080"
-
-
-def free_port() -> str:
-    """One that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def test_the_page_is_as_it_says(tmp_path: Path) -> None:
     """Every call, against a server that the page starts, prints what is shown; only the port is another."""
-    port = free_port()
-    shown = [block._replace(code=block.code.replace(PORT, port)) for block in blocks(PAGE)]
-    served = shown[0]._replace(code=shown[0].code.replace("$ dibs serve", f"$ dibs serve --port {port}"))
     with Transcript(tmp_path) as transcript:
-        transcript.do([served, *shown[1:]])
+        transcript.do(at_a_free_port(blocks(PAGE)))
 
 
 def test_every_route_has_an_example() -> None:

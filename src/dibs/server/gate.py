@@ -12,7 +12,7 @@ import builtins
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dibs.errors import Forbidden, StoreUnavailable
 from dibs.server.auth import Principal
@@ -69,7 +69,6 @@ COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
 
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
-Other = TypeVar("Other")
 
 
 class Gate:
@@ -472,7 +471,7 @@ def _unseen(who: Principal, tasks: Sequence[NewTask]) -> dict[int, Rejected]:
     }
 
 
-def _foreign(who: Principal, items: Sequence[Heartbeat] | Sequence[Settlement]) -> dict[int, LeaseLost]:
+def _foreign(who: Principal, items: Sequence[Heartbeat | Settlement]) -> dict[int, LeaseLost]:
     """Those of other tenants, by their places: nobody knows of such tasks."""
     if who.operates:
         return {}
@@ -480,10 +479,8 @@ def _foreign(who: Principal, items: Sequence[Heartbeat] | Sequence[Settlement]) 
 
 
 async def _asked(
-    items: Sequence[T],
-    refused: Mapping[int, Outcome],
-    ask: Callable[[Sequence[T]], Awaitable[list[Outcome | Other]]],
-) -> list[Outcome | Other]:
+    items: Sequence[T], refused: Mapping[int, Any], ask: Callable[[Sequence[T]], Awaitable[list[Outcome]]]
+) -> list[Outcome]:
     """Asks for those items that are not refused, and returns the outcomes of all in their order."""
     if not refused:
         return await ask(items)
