@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from dibs import task
-from dibs.server import wire
+from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
 from dibs.server.problems import Problem
@@ -242,20 +242,19 @@ class CodeqTasks(Tasks):
         if not self._leases_by_subject:
             return await super().tokens_by_subject(who, ids)
         tokens = await self._gate.held(who, ids)
-        tasks = await self._gate.get(who, who.tenant, ids)
+        tasks = await self.as_it_stands(who, ids)
         return [token or _not_held(one) for token, one in zip(tokens, tasks, strict=True)]
 
     # ------------------------------------------------------------------------------------------------- how it is taken
 
-    def new_task(self, asked: wire.CreateTask, traceparent: str | None) -> task.NewTask:
+    def new_task(self, asked: wire.CreateTask) -> task.NewTask:
         return super().new_task(
             replace(
                 asked,
                 max_attempts=asked.max_attempts or None,
                 idempotency_key=asked.idempotency_key or None,
                 delay_seconds=None if asked.run_at is not None else asked.delay_seconds,
-            ),
-            traceparent,
+            )
         )
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:
@@ -282,13 +281,13 @@ class CodeqTasks(Tasks):
     # ------------------------------------------------------------------------------------------------- how it is shown
 
     def task_view(self, task: task.Task, **marks: Any) -> Any:
-        return _codeq_task(wire.task_view(task, **marks), task.ended_ms or _seen_ms(task))
+        return _codeq_task(answers.task_view(task, **marks), task.ended_ms or _seen_ms(task))
 
-    def fresh_view(self, tenant: str, task_id: bytes, new: task.NewTask) -> Any:
-        return _codeq_task(wire.fresh_view(tenant, task_id, new), None)
+    def unread_view(self, tenant: str, task_id: bytes, new: task.NewTask, status: Status, **marks: bool) -> Any:
+        return _codeq_task(answers.unread_view(tenant, task_id, new, status, **marks), None)
 
     def lease_view(self, lease: task.Lease, worker: str) -> Any:
-        return _codeq_task(wire.lease_view(lease, worker), round(lease.lease_end_ms - lease.lease_s * 1000))
+        return _codeq_task(answers.lease_view(lease, worker), round(lease.lease_end_ms - lease.lease_s * 1000))
 
     def created_item(self, item: Any) -> Any:
         return CodeqCreated(error=str(item)) if isinstance(item, Problem) else CodeqCreated(task=item)
@@ -297,7 +296,7 @@ class CodeqTasks(Tasks):
         self, request: Request, task_id: bytes, done: Settled | Already, asked: wire.SubmitResult
     ) -> Any:
         """The record of the result that stands, which may be an earlier one."""
-        [one] = await self._gate.get(request.principal, request.principal.tenant, [task_id])
+        [one] = await self.as_it_stands(request.principal, [task_id])
         return _record(task_id, one, done, asked)
 
     async def settled_items(
@@ -305,7 +304,7 @@ class CodeqTasks(Tasks):
     ) -> list[Any]:
         done = list(done)
         ids = [asked.task_id.bytes for asked, answer in done if asked and not isinstance(answer, Problem)]
-        tasks = iter(await self._gate.get(request.principal, request.principal.tenant, ids))
+        tasks = iter(await self.as_it_stands(request.principal, ids))
         items = []
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
@@ -326,7 +325,7 @@ class CodeqTasks(Tasks):
         return CodeqReturned(status=_became(done.status))
 
     def outcome_view(self, task: task.Task, result: task.Result) -> Any:
-        return CodeqOutcome(self.task_view(task), _result(task.id, task.ended_ms, wire.outcome(task, result)))
+        return CodeqOutcome(self.task_view(task), _result(task.id, task.ended_ms, answers.outcome(task, result)))
 
 
 def _not_held(one: task.Task | None) -> Problem:
@@ -335,7 +334,7 @@ def _not_held(one: task.Task | None) -> Problem:
     return lost(Cause.OTHER_TOKEN if one.status is Status.IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 
-def _codeq_task(view: wire.TaskView, updated_ms: int | None) -> CodeqTask:
+def _codeq_task(view: answers.TaskView, updated_ms: int | None) -> CodeqTask:
     in_json = not isinstance(view.payload, UnsetType)
     return CodeqTask(
         id=view.id,
@@ -371,7 +370,7 @@ def _status(status: Status) -> CodeqStatus:
     return "COMPLETED" if status is Status.COMPLETED else "FAILED"
 
 
-def _error_text(error: wire.ErrorView | None, status: Status, reason: str | None) -> str | None:
+def _error_text(error: answers.ErrorView | None, status: Status, reason: str | None) -> str | None:
     if error is not None and error.message:
         return error.message
     if status is Status.CANCELLED or (status is Status.FAILED and error is None):
@@ -382,7 +381,7 @@ def _error_text(error: wire.ErrorView | None, status: Status, reason: str | None
 def _record(task_id: bytes, one: task.Task | None, done: Settled | Already, asked: wire.SubmitResult) -> CodeqResult:
     """The record of the result that stands; of a task that is not kept, of what was just said."""
     if one is not None and one.result is not None:
-        return _result(task_id, one.ended_ms, wire.outcome(one, one.result))
+        return _result(task_id, one.ended_ms, answers.outcome(one, one.result))
     item = wire.settlement("default", task_id, b"", replace(asked, lease_token=None))
     failed = item.kind is Kind.FAIL
     return CodeqResult(
@@ -394,7 +393,7 @@ def _record(task_id: bytes, one: task.Task | None, done: Settled | Already, aske
     )
 
 
-def _result(task_id: bytes, ended_ms: int | None, outcome: wire.Outcome) -> CodeqResult:
+def _result(task_id: bytes, ended_ms: int | None, outcome: answers.Outcome) -> CodeqResult:
     return CodeqResult(
         task_id=UUID(bytes=task_id),
         status=_status(outcome.status),
