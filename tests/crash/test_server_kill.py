@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,7 +90,7 @@ async def kill_often(directory: Path, kills: int, seed: int) -> None:
     await _account(server.store, told)
 
 
-def _check_alive(clients: list[asyncio.Future[None]]) -> None:
+def _check_alive(clients: Sequence[asyncio.Future[None]]) -> None:
     """No client gave up: their calls are repeated until the server is back."""
     for client in clients:
         if client.done():
@@ -131,7 +132,7 @@ async def _work(store: Store, told: Told, dice: random.Random) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _until_drained(store: Store, told: Told, clients: list[asyncio.Future[None]]) -> None:
+async def _until_drained(store: Store, told: Told, clients: Sequence[asyncio.Future[None]]) -> None:
     """Waits until nothing is left to be done; what killed servers had given out unheard runs out first."""
     while True:
         _check_alive(clients[PRODUCERS:])

@@ -39,6 +39,7 @@ from dibs.server.verbs import verb_routes
 from dibs.server.web import Answer, Handler, Request, Route, Web, json_answer
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
+from dibs.stores.direct import DirectStore
 from dibs.stores.local import LocalStore
 
 log = logging.getLogger("dibs.server")
@@ -165,6 +166,7 @@ class Service:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
+                await _probe(self.gate.store)
                 while (await self.gate.store.sweep()).more:
                     pass
             except (StoreUnavailable, StoreClosed) as error:
@@ -207,8 +209,7 @@ class Service:
     async def _ready(self, _: Request) -> Answer:
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                # Goes the way of a write, and changes nothing.
-                await self.gate.store.drop(ANYBODY.tenant, [new_id()])
+                await _probe(self.gate.store)
         except (DibsError, TimeoutError) as error:
             log.error("not ready: %s", error)
             raise Problem(503, "not_ready", "the store does not answer") from None
@@ -217,6 +218,11 @@ class Service:
     async def _measured(self, _: Request) -> Answer:
         await self.metrics.refresh(self.gate.store)
         return Answer(200, self.metrics.render(), CONTENT_TYPE)
+
+
+async def _probe(store: DirectStore) -> None:
+    """Goes the way of a write, and changes nothing: a store that can only be read is broken, too."""
+    await store.drop(ANYBODY.tenant, [new_id()])
 
 
 def _is_own_name(host: str) -> bool:
