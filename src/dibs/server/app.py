@@ -67,6 +67,10 @@ def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) ->
 
 async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
     logs.setup(config.log_format)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
     service = await open_service(config, settings)
     bound = bind(config.host, config.port)
     await service.start(bound)
@@ -76,12 +80,10 @@ async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], 
     if config.development:
         say("Development mode: no keys are configured, so no token is asked for, and everybody on this machine is the")
         say("tenant 'default' with every scope.")
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
     await stopping.wait()
     say("stopping")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, service.hurry)
     await service.stop()
 
 
@@ -146,6 +148,10 @@ class Service:
             self._events_file.close()
         await self._authenticator.close()
         await self.gate.store.close()
+
+    def hurry(self) -> None:
+        """Makes a stop that is under way wait for nobody."""
+        self._listener.hurry()
 
     def _follow(self) -> list[asyncio.Task[None]]:
         """The readers of the journal that this server runs."""

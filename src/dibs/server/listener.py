@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from typing import Any
@@ -17,6 +18,10 @@ HEAD_S = 30.0
 """How long a client may take to send the head of a request, and to begin with one after it has connected."""
 HEAD_MAX_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
+UNREAD_S = 30.0
+"""How long a client may leave an answer unread before its connection is cut."""
+FILES_RESERVED = 256
+"""Of the files that the system lets a process have open, so many are not for connections."""
 BACKLOG = 2048
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -25,26 +30,32 @@ _TOO_LARGE = (
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. One that takes too long to say what it wants is closed."""
+    """One client's connection. One that takes too long to say what it wants, or says too much, is closed."""
 
+    connections_max = 0
+    """So many there may be at once; more are refused. 0: no limit."""
     _in_head = True
-    _head_bytes = 0
+    _unused_bytes = 0
+    """What arrived since a request's head was complete, or a part of its body came: the head of the next, or what
+    stands behind a body."""
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm()
+        if self.connections_max and len(self.connections) > self.connections_max:
+            transport.abort()
+        else:
+            self._arm()
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._unused_bytes += len(data)
         super().data_received(data)
-        if not self._in_head:
+        if self.transport.is_closing():
             return
-        if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+        if self._unused_bytes > HEAD_MAX_BYTES:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
-        elif self._head_timer is None:
+        elif self._head_timer is None and (self._unused_bytes or self._is_unwatched()):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,11 +66,30 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # What stands behind a chunked body is nobody's.
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_bytes = 0
-        self._disarm()
+        self._used()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._used()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._used()
+        super().on_message_complete()
+
+    def _is_unwatched(self) -> bool:
+        """Whether nothing is being done and no timer runs: what was left of a body that nobody read ended it."""
+        return self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None
+
+    def _used(self) -> None:
+        self._unused_bytes = 0
+        self._disarm()
 
     def _arm(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
@@ -99,6 +129,7 @@ class Listener:
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"the certificate or its key cannot be used: {error}") from error
         self._state = ServerState()
+        self._connections_max = max(_files_max() - FILES_RESERVED, FILES_RESERVED)
         self._server: asyncio.Server | None = None
 
     @property
@@ -109,8 +140,13 @@ class Listener:
     async def start(self, bound: socket.socket) -> None:
         """Accepts connections at a socket that is bound."""
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._config, self._state, {}), sock=bound, ssl=self._config.ssl, backlog=BACKLOG
+            self._connection, sock=bound, ssl=self._config.ssl, backlog=BACKLOG
         )
+
+    def _connection(self) -> Connection:
+        connection = Connection(self._config, self._state, {})
+        connection.connections_max = self._connections_max
+        return connection
 
     async def stop(self, within_s: float) -> None:
         """Accepts nobody any more, lets those who ask have their answers, and closes all connections."""
@@ -126,6 +162,19 @@ class Listener:
             await asyncio.gather(*late, return_exceptions=True)
         for connection in list(self._state.connections):
             connection.transport.close()
+
+    def hurry(self) -> None:
+        """Lets nobody finish any more."""
+        for task in self._state.tasks:
+            task.cancel()
+
+
+def _files_max() -> int:
+    """Returns how many files this process may have open, once it has asked for as many as it can get."""
+    allowed, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, possible))
+    return possible if possible != resource.RLIM_INFINITY else 1 << 20
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -143,6 +192,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_KEEPIDLE"):
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREAD_S))
         bound.bind(address)
     except OSError as error:
         bound.close()

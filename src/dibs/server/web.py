@@ -237,6 +237,9 @@ class Web:
                 answer = await self._answer(request, route)
             except ClientGone:
                 return
+            except asyncio.CancelledError:
+                # By a stop whose time is over, or because the call was given up by its caller.
+                answer = self._refusal(request, _cut_short())
             except (DibsError, Problem) as error:
                 answer = self._refusal(request, problem_of(error))
             except Exception as error:  # noqa: BLE001 the last resort: logged with its traceback, answered as a 500
@@ -310,42 +313,43 @@ class Web:
         length = request.header(b"content-length")
         if length is not None and int(length) > self._body_max_bytes:
             raise self._too_large()
-        message = await request._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > self._body_max_bytes:
-                raise self._too_large()
-            return body, 0
-        return await self._read_on(request, bytearray(body))
+        try:
+            async with asyncio.timeout(BODY_READ_S):
+                body, more = await self._part(request)
+                if more:
+                    return await self._read_on(request, bytearray(body))
+        except TimeoutError:
+            problem = Problem(408, "too_slow", f"the body did not arrive within {BODY_READ_S:.0f} s")
+            raise problem.with_header(b"connection", b"close") from None
+        if len(body) > self._body_max_bytes:
+            raise self._too_large()
+        return body, 0
 
     async def _read_on(self, request: Request, body: bytearray) -> tuple[bytes, int]:
         held = 0
         try:
-            async with asyncio.timeout(BODY_READ_S):
-                more = True
-                while more:
-                    message = await request._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > self._body_max_bytes:
-                        raise self._too_large()
-                    self._buffered_bytes += len(body) - held
-                    held = len(body)
-                    if self._buffered_bytes > BUFFERED_MAX_BYTES:
-                        problem = Problem(503, "overloaded", "too many large bodies at once: repeat the call later")
-                        raise problem.with_header(b"retry-after", b"1")
+            more = True
+            while more:
+                part, more = await self._part(request)
+                body += part
+                if len(body) > self._body_max_bytes:
+                    raise self._too_large()
+                self._buffered_bytes += len(body) - held
+                held = len(body)
+                if self._buffered_bytes > BUFFERED_MAX_BYTES:
+                    problem = Problem(503, "overloaded", "too many large bodies at once: repeat the call later")
+                    raise problem.with_header(b"retry-after", b"1")
             return bytes(body), held
-        except TimeoutError:
-            self._buffered_bytes -= held
-            problem = Problem(408, "too_slow", f"the body did not arrive within {BODY_READ_S:.0f} s")
-            raise problem.with_header(b"connection", b"close") from None
         except BaseException:
             self._buffered_bytes -= held
             raise
+
+    async def _part(self, request: Request) -> tuple[bytes, bool]:
+        """Returns the next part of the body, and whether there is more."""
+        message = await request._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)
 
     def _too_large(self) -> Problem:
         problem = Problem(413, "body_too_large", f"the body is over {self._body_max_bytes} bytes: send less at once")
@@ -353,6 +357,11 @@ class Web:
 
     def _refusal(self, request: Request, problem: Problem) -> Answer:
         return json_answer(body_of(problem, request.id), problem.status, problem.headers)
+
+
+def _cut_short() -> Problem:
+    problem = Problem(503, "cut_short", "the call was cut short, by a stop of the server or by another call: ask again")
+    return problem.with_header(b"retry-after", b"1").with_header(b"connection", b"close")
 
 
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
