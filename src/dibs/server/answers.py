@@ -249,8 +249,10 @@ def lease_view(lease: task.Lease, worker: str) -> TaskView:
 
 
 def unread_view(tenant: str, task_id: bytes, new: task.NewTask, status: Status, **marks: Any) -> TaskView:
-    """Returns what is known of a task without reading it: it may be gone already, if it is not to be kept."""
+    """Returns what is known of a task without reading it: it may be gone already, if it is not to be kept. What an
+    earlier one holds is not known."""
     place = _PLACE_OF[status]
+    is_new = not any(marks.values())
     return TaskView(
         id=UUID(bytes=task_id),
         tenant_id=tenant,
@@ -263,7 +265,7 @@ def unread_view(tenant: str, task_id: bytes, new: task.NewTask, status: Status, 
         priority=new.priority or 0,
         codec=new.codec,
         idempotency_key=new.key,
-        **shown("payload", new.payload, new.codec),
+        **(shown("payload", new.payload, new.codec) if is_new else {}),
         **marks,
     )
 

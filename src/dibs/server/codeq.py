@@ -21,9 +21,9 @@ from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
 from dibs.server.problems import Problem
-from dibs.server.tasks import Listing, Tasks, Waiting, lost, unknown
+from dibs.server.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
 from dibs.server.web import Request
-from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Kind, Place, Settled, Settlement, Status
+from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
 
 TAG = "codeQ"
 LEASE_S = 300.0
@@ -302,17 +302,19 @@ class CodeqTasks(Tasks):
     async def settled_items(
         self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
-        done = list(done)
-        ids = [asked.task_id.bytes for asked, answer in done if asked and not isinstance(answer, Problem)]
-        tasks = iter(await self.as_it_stands(request.principal, ids))
         items = []
+        shown_bytes = 0
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if asked is None or isinstance(answer, Problem):
                 items.append(CodeqResultItem(task_id=task_id, error=str(answer)))
-            else:
-                record = _record(asked.task_id.bytes, next(tasks), answer, asked)
-                items.append(CodeqResultItem(task_id=task_id, result=record))
+                continue
+            one = None
+            # What was just said is known; what was said before is read, as far as it is not too large together.
+            if isinstance(answer, Already) and shown_bytes <= SHOWN_MAX_BYTES:
+                [one] = await self.as_it_stands(request.principal, [asked.task_id.bytes])
+                shown_bytes += 0 if one is None or one.result is None else len(one.result.data or b"")
+            items.append(CodeqResultItem(task_id=task_id, result=_record(asked.task_id.bytes, one, answer, asked)))
         return items
 
     def nacked_view(self, task_id: bytes, done: Settled | Already, delay_s: float) -> Any:
@@ -379,17 +381,17 @@ def _error_text(error: answers.ErrorView | None, status: Status, reason: str | N
 
 
 def _record(task_id: bytes, one: task.Task | None, done: Settled | Already, asked: wire.SubmitResult) -> CodeqResult:
-    """The record of the result that stands; of a task that is not kept, of what was just said."""
+    """The record of the result that stands; without the task, of what was just said."""
     if one is not None and one.result is not None:
         return _result(task_id, one.ended_ms, answers.outcome(one, one.result))
-    item = wire.settlement("default", task_id, b"", replace(asked, lease_token=None))
-    failed = item.kind is Kind.FAIL
+    is_result = isinstance(done, Settled) and asked.status == "COMPLETED"
+    error = None if asked.error is None else wire.error_info(asked.error).message
     return CodeqResult(
         task_id=UUID(bytes=task_id),
         status=_status(done.status),
         completed_at=datetime.now(UTC),
-        result=UNSET if failed else asked.result,
-        error=item.error.message if item.error is not None else None,
+        result=asked.result if is_result else UNSET,
+        error=error if asked.status == "FAILED" else None,
     )
 
 

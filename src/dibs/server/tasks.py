@@ -43,6 +43,9 @@ from dibs.task import (
 TAG = "Tasks"
 LEASE_TOKEN = b"x-lease-token"
 TRACEPARENT = b"traceparent"
+SHOWN_STEP = 10
+SHOWN_MAX_BYTES = 16 << 20
+"""So much of the payloads of earlier tasks a batch of duplicates is answered with; the rest without them."""
 
 Item = TypeVar("Item")
 _LEASE_TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -176,12 +179,36 @@ class Tasks:
     async def _create(self, request: Request, news: Sequence[NewTask]) -> list[Any]:
         who = request.principal
         outcomes = await self._gate.enqueue(who, who.tenant, news, traceparent=request.header(TRACEPARENT))
-        accepted = [one.id for one in outcomes if not isinstance(one, Rejected)]
-        tasks = iter(await self.as_it_stands(who, accepted))
-        return [
-            problem_of(made.error()) if isinstance(made, Rejected) else self._created(who, new, made, next(tasks))
-            for new, made in zip(news, outcomes, strict=True)
-        ]
+        tasks = await self._read_created(who, outcomes)
+        created: list[Any] = []
+        shown_bytes = 0
+        for new, made in zip(news, outcomes, strict=True):
+            if isinstance(made, Rejected):
+                created.append(problem_of(made.error()))
+                continue
+            task = tasks.get(made.id)
+            if task is not None and not _is_new(made):
+                shown_bytes += len(task.payload)
+                task = task if shown_bytes <= SHOWN_MAX_BYTES else None
+            created.append(self._created(who, new, made, task))
+        return created
+
+    async def _read_created(
+        self, who: Principal, outcomes: Sequence[Enqueued | Duplicate | Rejected]
+    ) -> dict[bytes, Task | None]:
+        """The tasks that a create is answered with, as far as they are not too large together."""
+        made = [one for one in outcomes if not isinstance(one, Rejected)]
+        # What is new came with this request, and is no larger; what others sent before may be.
+        new_ids = [one.id for one in made if _is_new(one)]
+        old_ids = list(dict.fromkeys(one.id for one in made if not _is_new(one)))
+        tasks = dict(zip(new_ids, await self.as_it_stands(who, new_ids), strict=True)) if new_ids else {}
+        size = 0
+        while old_ids and size <= SHOWN_MAX_BYTES:
+            some, old_ids = old_ids[:SHOWN_STEP], old_ids[SHOWN_STEP:]
+            found = await self.as_it_stands(who, some)
+            size += sum(len(task.payload) for task in found if task is not None)
+            tasks.update(zip(some, found, strict=True))
+        return tasks
 
     def _created(self, who: Principal, new: NewTask, made: Enqueued | Duplicate, task: Task | None) -> Any:
         marks: dict[str, bool] = (
@@ -528,6 +555,10 @@ def filter_of(asked: Listing) -> Filter:
         ended_from_ms=_ms(asked.ended_from),
         ended_until_ms=_ms(asked.ended_until),
     )
+
+
+def _is_new(made: Enqueued | Duplicate) -> bool:
+    return isinstance(made, Enqueued) and not made.already
 
 
 def _ms(time: Any) -> int | None:
