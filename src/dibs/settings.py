@@ -191,7 +191,9 @@ def _check_known(name: str, known: list[str], origin: str) -> None:
 
 
 def mask(url: str) -> str:
-    """Returns `url` with `***` for its passwords; in doubt it hides too much rather than too little."""
+    """Returns `url` with `***` for its passwords and tokens; in doubt it hides too much rather than too little."""
+    # A server's URL has nothing but a token in front of its host.
+    url = re.sub(r"(?i)\b(https?:/*)[^\s/]\S*@", r"\1***@", url)
     # Up to the last @, since a password may hold an unescaped / ? # or @.
     url = re.sub(r"(://[^:/?#@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)((?:^|[?&;\s])[^=&;\s]*(?:pass|secret|token|key)[^=&;\s]*=)[^&;\s]*", r"\1***", url)

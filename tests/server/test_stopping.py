@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -200,6 +201,7 @@ def test_what_cannot_start(
     (empty / "occupied").mkdir()
     (empty / "occupied" / "letter.txt").write_text("dear")
     monkeypatch.chdir(empty)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # a server adds its own
     assert run(["serve", *args]) == code
     told = capsys.readouterr().err
     assert said in told

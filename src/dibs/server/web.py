@@ -132,7 +132,7 @@ class Request:
         going = asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((doing, going), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done() or doing.cancelled():
+            if not doing.done():
                 raise ClientGone
             return doing.result()
         finally:

@@ -10,20 +10,25 @@ import asyncio
 import contextlib
 import io
 import random
+import re
 import ssl
 import time
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import aiohttp
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dibs.errors import (
     DibsError,
     LimitExceeded,
+    PayloadTooLarge,
     StoreClosed,
+    StoreError,
     StoreRefused,
     StoreUnavailable,
     UnknownScheme,
@@ -45,7 +50,10 @@ WORKED_S = 2.0
 LISTEN_S = 45.0
 """A server that is silent for so long has gone: it says something every few seconds."""
 
-_AGAIN = frozenset({502, 503, 504})
+_AGAIN = frozenset({408, 502, 503, 504})
+_TOO_LARGE = 413
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_CUT_OFF = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {verb.name: msgspec.msgpack.Decoder(verb.answers) for verb in VERBS}
@@ -79,8 +87,11 @@ class Address(Struct, frozen=True):
             raise UnknownScheme(f"{mask(url)!r} names no server: {error}") from None
         if not parts.hostname:
             raise UnknownScheme(f"{mask(url)!r} names no server: write http://TOKEN@HOST:PORT")
-        if parts.username and parts.password:
+        if parts.password is not None:
             raise UnknownScheme("a server's URL has a token in front of the host, no user and password")
+        token = unquote(parts.username) if parts.username else None
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise UnknownScheme("the token in front of the host has characters that no token has")
         said = parse_qs(parts.query, keep_blank_values=True)
         give_up_s = _seconds(said.pop("give_up_s", [str(GIVE_UP_S)])[-1])
         ca_file = said.pop("ca_file", [None])[-1]
@@ -88,7 +99,10 @@ class Address(Struct, frozen=True):
             raise UnknownScheme(f"{mask(url)!r}: a server's URL takes ?give_up_s= and ca_file=, nothing else")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         base = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
-        return cls(base, unquote(parts.username) if parts.username else None, give_up_s, ca_file)
+        return cls(base, token, give_up_s, ca_file)
+
+    def __repr__(self) -> str:
+        return f"Address({self.base!r})"
 
 
 def _seconds(text: str) -> float:
@@ -170,9 +184,11 @@ class Client:
             self._waiting.discard(task)
 
     async def _repeat(self, verb: Verb[Answer], asked: Struct, wait_s: float, undo: AskUnclaim | None) -> Answer:
-        """Asks until there is an answer, or the time for that is over."""
+        """Asks until there is an answer, or the time for that is over. A call that waits, and was with a server for a
+        while when it was cut off, has as much time again; what it waited is waited."""
         body = _encode(asked)
         deadline_s = time.monotonic() + self.address.give_up_s
+        until_s = time.monotonic() + wait_s
         pause_s = PAUSE_MIN_S
         while True:
             began_s = time.monotonic()
@@ -182,9 +198,10 @@ class Client:
                 if undo is not None:
                     self.first(self._quietly_undo(undo))
                 raise
-            except StoreUnavailable:
-                if time.monotonic() - began_s > WORKED_S:
+            except StoreUnavailable as error:
+                if wait_s and _was_cut_off(error) and time.monotonic() - began_s > WORKED_S:
                     deadline_s = time.monotonic() + self.address.give_up_s
+                    pause_s = PAUSE_MIN_S
                 if time.monotonic() + pause_s > deadline_s or self._closed:
                     raise
                 again_s = pause_s * random.uniform(0.5, 1.0)
@@ -194,6 +211,9 @@ class Client:
                     raise
                 again_s = error.retry_after_s
             await asyncio.sleep(again_s)
+            if wait_s:
+                wait_s = max(0.0, until_s - time.monotonic())
+                body = _encode(replace(asked, wait_s=wait_s))
 
     async def _quietly_undo(self, undo: AskUnclaim) -> None:
         """If this fails too, leases run out by themselves."""
@@ -205,15 +225,20 @@ class Client:
         try:
             # What is large goes out in pieces, between which others have their turn.
             data = body if len(body) <= PIECE_BYTES else io.BytesIO(body)
-            async with self._open().post(self._url(verb), data=data, timeout=timeout) as response:
+            async with self._post(verb, data, timeout) as response:
                 answer = await response.read()
                 status = response.status
         except TimeoutError as error:
             raise self._silent("no answer in time") from error
         except _LOST as error:
+            if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.__cause__, ssl.SSLEOFError):
+                raise StoreRefused(
+                    f"{self.address.base} has no certificate that is trusted here ({error}): "
+                    "name that of its authority with ?ca_file="
+                ) from error
             raise self._silent(str(error) or type(error).__name__) from error
         except aiohttp.ClientError as error:
-            raise StoreRefused(f"{mask(self.address.base)}: {error}") from error
+            raise StoreRefused(f"{self.address.base}: {error}") from error
         if status == 200:
             return self._read(verb, answer)
         raise self._error(status, answer)
@@ -223,24 +248,26 @@ class Client:
             read: Answer = _decoders[verb.name].decode(answer)
             return read
         except msgspec.MsgspecError as error:
-            raise StoreRefused(f"{mask(self.address.base)} does not answer as a dibs server does: {error}") from error
+            raise StoreRefused(f"{self.address.base} does not answer as a dibs server does: {error}") from error
 
     def _error(self, status: int, answer: bytes) -> DibsError:
         try:
             problem = msgspec.json.decode(answer, type=Problem)
         except msgspec.MsgspecError:
-            problem = Problem(f"HTTP {status}")
+            problem = Problem()
         if status in _AGAIN:
-            return self._silent(problem.error)
+            return self._silent(problem.error or f"HTTP {status}")
         if not problem.code:
-            return StoreRefused(f"{mask(self.address.base)} is no dibs server: it answers {problem.error}")
+            return StoreRefused(f"{self.address.base} is no dibs server: it answers HTTP {status}")
+        if status == _TOO_LARGE:
+            return PayloadTooLarge(problem.error)
         error = error_from_code(problem.code, problem.error)
         if isinstance(error, LimitExceeded) and problem.retry_after_s is not None:
             error.retry_after_s = problem.retry_after_s
         return error
 
     def _silent(self, why: str) -> StoreUnavailable:
-        return StoreUnavailable(f"the server {mask(self.address.base)} does not answer: {why}")
+        return StoreUnavailable(f"the server {self.address.base} does not answer: {why}")
 
     # -------------------------------------------------------------------------------------------------------- listening
 
@@ -248,7 +275,7 @@ class Client:
         """Sets the subscription as soon as the server says that something happened. `holds` is set when the server
         listens, or cannot be reached. Where a connection is lost, something may have happened unseen: that counts."""
         pause_s = PAUSE_MIN_S
-        while not await self._heard(asked, holds):
+        while not self._closed and not await self._heard(asked, holds):
             holds.set()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -260,7 +287,7 @@ class Client:
         began = False
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=LISTEN_S)
         try:
-            async with self._open().post(self._url(SUBSCRIBE), data=_encode(asked), timeout=timeout) as response:
+            async with self._post(SUBSCRIBE, _encode(asked), timeout) as response:
                 if response.status != 200:
                     return False
                 async for chunk in response.content.iter_any():
@@ -268,20 +295,31 @@ class Client:
                     holds.set()
                     if missed or 1 in chunk:
                         return True
-        except (TimeoutError, aiohttp.ClientError):
+        except (TimeoutError, aiohttp.ClientError, StoreError):
             pass
         return began
 
     # ---------------------------------------------------------------------------------------------------------- helpers
 
+    def _post(
+        self, verb: Verb[Any], data: bytes | io.BytesIO, timeout: aiohttp.ClientTimeout
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        # Whoever sends elsewhere is no dibs server, and what is asked is nothing for others.
+        return self._open().post(self._url(verb), data=data, timeout=timeout, allow_redirects=False)
+
     def _open(self) -> aiohttp.ClientSession:
+        if self._session is not None and self._session.closed:
+            raise self._was_closed()
         if self._session is None:
             headers = {"content-type": "application/msgpack"}
             if self.address.token is not None:
                 headers["authorization"] = f"Bearer {self.address.token}"
             context: ssl.SSLContext | bool = True
             if self.address.ca_file is not None:
-                context = ssl.create_default_context(cafile=self.address.ca_file)
+                try:
+                    context = ssl.create_default_context(cafile=self.address.ca_file)
+                except OSError as error:
+                    raise StoreRefused(f"{self.address.ca_file} is no file of certificates: {error}") from error
             self._session = aiohttp.ClientSession(
                 headers=headers,
                 connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=30),
@@ -298,7 +336,13 @@ class Client:
             raise self._was_closed()
 
     def _was_closed(self) -> StoreClosed:
-        return StoreClosed(f"the connection to {mask(self.address.base)} was closed: open it again")
+        return StoreClosed(f"the connection to {self.address.base} was closed: open it again")
+
+
+def _was_cut_off(error: StoreUnavailable) -> bool:
+    """Whether there was a connection, and no answer."""
+    cause = error.__cause__
+    return isinstance(cause, _CUT_OFF) and not isinstance(cause, aiohttp.ClientConnectorError)
 
 
 def _is_cancelled() -> bool:
