@@ -126,7 +126,7 @@ class Service:
             body_max_bytes=config.body_max_bytes,
         )
         if config.development:
-            self.web.host_allowed = _is_own_name
+            self.web.accepts = _is_from_here
         self._listener = Listener(self.web, certificate=config.tls_cert, key=config.tls_key)
         self._events_file = None if config.events_to is None else EventsFile(config.events_to)
         self._tending: list[asyncio.Task[None]] = []
@@ -225,10 +225,16 @@ async def _probe(store: DirectStore) -> None:
     await store.drop(ANYBODY.tenant, [new_id()])
 
 
+def _is_from_here(request: Request) -> bool:
+    """Whether a request is for this machine by its own name, and not sent by a browser for a page from elsewhere, which
+    could otherwise use a server that asks for no token."""
+    host, origin = request.header(b"host"), request.header(b"origin")
+    return (not host or _is_own_name(host)) and (origin is None or _is_own_name(origin.partition("://")[2]))
+
+
 def _is_own_name(host: str) -> bool:
-    """Whether a request says that it is for this machine: one that a foreign page had a browser send says otherwise."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return not host or is_loopback(name)
+    return is_loopback(name)
 
 
 class Watching:
