@@ -19,6 +19,8 @@ from dibs.retry import Backoff
 
 PRIORITY_MIN, PRIORITY_MAX = 0, 9
 BATCH_MAX = 1_000
+CLAIM_MAX_BYTES = 8 << 20
+"""A claim takes no further task once it holds so many bytes of payload: the rest is for the next."""
 LEASE_DEFAULT_S = 30.0
 LEASE_MIN_S, LEASE_MAX_S = 1.0, 12 * 3600.0
 MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX = 5, 10_000

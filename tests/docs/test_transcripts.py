@@ -9,6 +9,7 @@ import msgspec
 
 from dibs.server.keys import KeyConfig, verifier_of
 from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.ports import at_a_free_port
 from tests.docs.transcript import Transcript
 
 README = ROOT / "README.md"
@@ -21,7 +22,7 @@ TESTING = ROOT / "docs" / "testing-your-tasks.md"
 def test_the_readme_is_as_it_says(tmp_path: Path) -> None:
     """The example of the first page works, and so do the commands below it."""
     with Transcript(tmp_path) as transcript:
-        transcript.do(list(blocks(README)))
+        transcript.do(at_a_free_port(blocks(README)))
 
 
 def test_the_readme_has_a_running_example_on_its_first_screen() -> None:

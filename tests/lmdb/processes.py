@@ -13,7 +13,7 @@ HEAD = """
 import asyncio, json, os, sys, time
 from dibs.errors import DibsError
 from dibs.ids import new_id
-from dibs.stores import open_store, waiting
+from dibs.stores import open_local, open_store, waiting
 from dibs.task import *
 def tell(**what): print(json.dumps(what), flush=True)
 URL, *ARGS = sys.argv[1:]

@@ -9,6 +9,8 @@ from dibs.server.admin import admin_routes
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal, Verifier
 from dibs.server.gate import Gate
 from dibs.server.http import HttpOptions, task_routes
+from dibs.server.limiter import Limiter
+from dibs.server.limits import UNLIMITED, LimitsTable, TenantLimits
 from dibs.server.listener import Listener, bind
 from dibs.server.openapi import doc_routes
 from dibs.server.web import Request, Route, Web
@@ -42,9 +44,10 @@ async def served(
     anybody: Principal | None = DEV,
     verifiers: Sequence[Verifier] = (),
     leases_by_subject: bool = True,
+    limits: TenantLimits = UNLIMITED,
 ) -> AsyncIterator[str]:
     """Serves a store; yields the server's URL. What a handler failed with is raised at the end."""
-    gate, failures = Gate(store), Failures()
+    gate, failures = Gate(store, Limiter(LimitsTable(limits))), Failures()
     routes = [*task_routes(gate, HttpOptions(leases_by_subject=leases_by_subject)), *admin_routes(gate)]
     authenticator = Authenticator(verifiers, anybody)
     listener = Listener(Web([*routes, *doc_routes(routes)], authenticator, failures, body_max_bytes=BODY_MAX_BYTES))

@@ -445,6 +445,17 @@ async def test_names_that_are_not_this_machines(served: Served) -> None:
             assert (await raw.answer())[0] == 200
 
 
+async def test_pages_from_elsewhere(served: Served) -> None:
+    """Without keys, what a browser sends for a page from elsewhere is refused, also if it needs no body."""
+    for origin in ("https://evil.example.org", "null", "file://", "http://127.0.0.1.evil.example.org:8080"):
+        data = request("/v1/admin/tasks/cleanup", b"", headers=[f"Origin: {origin}"])
+        async with connected(served.port, data) as raw:
+            assert (await raw.answer())[0] == 421
+    for origin in ("http://localhost:8080", "http://127.0.0.1:1", "https://[::1]:8080"):
+        async with connected(served.port, request(PATH + "stats", STATS, headers=[f"Origin: {origin}"])) as raw:
+            assert (await raw.answer())[0] == 200
+
+
 async def test_compressed_bodies(served: Served) -> None:
     """A compressed body is refused unread, however small it says it is."""
     bomb = gzip.compress(bytes(10_000_000))

@@ -91,3 +91,21 @@ async def test_heartbeats_of_a_batch_are_judged_one_by_one(api: Api) -> None:
     assert results[0]["leaseUntil"] > one["leaseUntil"]
     assert "cancelRequested" not in results[0]
     assert results[1]["cancelRequested"] is True
+
+
+async def test_a_batch_of_duplicates_does_not_become_a_flood(api: Api) -> None:
+    """A small request for a thousand large tasks is answered with some of their payloads only; each is still named."""
+    tasks = [{"command": "job", "idempotencyKey": f"k{n}", "payload": "x" * 900_000} for n in range(4)]
+    for start in range(0, 40, 4):
+        more = [{**task, "idempotencyKey": f"k{start + n}"} for n, task in enumerate(tasks)]
+        assert (await api.post("/v1/tasks/batch", {"tasks": more})).status == 200
+    again = [{"command": "job", "idempotencyKey": f"k{n}"} for n in range(40)]
+    said = await api.post("/v1/tasks/batch", {"tasks": again})
+    shown = [item["task"] for item in said.body["results"]]
+    assert all(task["duplicate"] and task["status"] == "PENDING" for task in shown)
+    assert len({task["id"] for task in shown}) == 40
+    assert 10 <= sum("payload" in task for task in shown) <= 30
+    said = await api.post("/v1/tasks/batch", {"tasks": [{"command": "job", "idempotencyKey": "k1"}] * 1000})
+    shown = [item["task"] for item in said.body["results"]]
+    assert {task["id"] for task in shown} == {shown[0]["id"]}
+    assert 10 <= sum("payload" in task for task in shown) <= 30

@@ -154,6 +154,19 @@ async def test_batches_have_codeqs_shapes(api: Api) -> None:
     assert [item["taskId"] for item in said.body["results"]] == [item["taskId"] for item in results]
 
 
+async def test_a_batch_of_repeats_shows_what_stands(api: Api) -> None:
+    """The first result, not the second; and not a thousand times a megabyte."""
+    await create(api)
+    task = await claim(api)
+    item = {"taskId": task["id"], "leaseToken": task["leaseToken"], "status": "COMPLETED"}
+    await api.post(f"{Q}/tasks/batch/results", {"results": [{**item, "result": "x" * 900_000}]})
+    said = await api.post(f"{Q}/tasks/batch/results", {"results": [{**item, "result": "other"}] * 500})
+    shown = [one["result"] for one in said.body["results"]]
+    assert {one["status"] for one in shown} == {"COMPLETED"}
+    assert {len(one["result"]) for one in shown if "result" in one} == {900_000}
+    assert 10 <= sum("result" in one for one in shown) <= 30
+
+
 async def test_queues_have_codeqs_names(api: Api) -> None:
     """A list of counts, and one of them."""
     await create(api)

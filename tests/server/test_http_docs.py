@@ -4,16 +4,20 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from dibs.server.admin import admin_routes
+from dibs.server.app import open_service
 from dibs.server.auth import NEEDS
+from dibs.server.config import ServerConfig
 from dibs.server.gate import Gate
 from dibs.server.http import HttpOptions, task_routes
 from dibs.server.openapi import document
-from dibs.server.web import Route
+from dibs.server.web import JSON, Route
+from dibs.settings import Settings
 from dibs.stores import open_local
 from tests.server.http import Api
 
@@ -39,6 +43,19 @@ async def test_every_route_is_documented(routes: list[Route]) -> None:
         assert ("requestBody" in operation) == (route.takes is not None)
     ids = [one["operationId"] for methods in known["paths"].values() for one in methods.values()]
     assert len(set(ids)) == len(ids) == len(routes)
+
+
+async def test_the_whole_server_is_documented(tmp_path: Path) -> None:
+    """Everything that speaks JSON; each with a good answer, and none twice."""
+    service = await open_service(ServerConfig(), Settings(url=str(tmp_path / "store")))
+    try:
+        known = document(service.web.routes)
+        spoken = [route for route in service.web.routes if route.content_type == JSON]
+        operations = [one for methods in known["paths"].values() for one in methods.values()]
+        assert len(operations) == len(spoken)
+        assert all(any(status.startswith("2") for status in one["responses"]) for one in operations)
+    finally:
+        await service.stop()
 
 
 async def test_every_reference_leads_somewhere(routes: list[Route]) -> None:

@@ -67,3 +67,20 @@ async def test_what_is_wrong_is_named(api: Api, query: str, field: str) -> None:
 async def test_what_nobody_knows_is_refused(api: Api, query: str) -> None:
     """An unknown parameter, one given twice, a cursor that no page gave."""
     assert (await api.get(f"/v1/tasks?{query}")).status == 422
+
+
+async def test_a_page_ends_early_where_payloads_are_large(api: Api) -> None:
+    """A thousand tasks of a megabyte are not held and sent at once; the cursor goes on."""
+    for _ in range(5):
+        tasks = [{"command": "big", "payload": "x" * 900_000} for _ in range(4)]
+        assert (await api.post("/v1/tasks/batch", {"tasks": tasks})).status == 200
+    found = 0
+    query = {"limit": "1000"}
+    while True:
+        page = (await api.call("GET", "/v1/tasks", params=query)).body
+        assert len(page["tasks"]) <= 10
+        found += len(page["tasks"])
+        if "cursor" not in page:
+            break
+        query["cursor"] = page["cursor"]
+    assert found == 20

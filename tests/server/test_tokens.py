@@ -32,7 +32,7 @@ from dibs.server.tokens import (
 from dibs.server.watched import LOOK_EVERY_S
 from tests.server.issuer import NOW_S, Clock, hs256
 
-TOKEN = new_token()
+TOKEN = "dibs_0Y1vYf3pC8yO0mQm5yqk8t0wHc1rQbq0k3mZy2h9b7E"
 
 
 def entry(name: str = "importer", token: str = TOKEN, **others: Any) -> StaticToken:

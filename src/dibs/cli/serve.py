@@ -17,8 +17,8 @@ PATH = click.Path(path_type=Path, dir_okay=False)
     cls=Command,
     examples="""
     dibs serve
-    dibs serve --store /var/lib/dibs --host 0.0.0.0 --config /etc/dibs/server.toml
-    dibs serve --tokens tokens.toml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    dibs serve --store /var/lib/dibs --config /etc/dibs/server.toml
+    dibs serve --tokens tokens.toml --host 0.0.0.0
     """,
 )
 @click.option("--store", metavar="URL", help="The store behind it; the same as --url.")

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dibs.server import wire, wire_queues
+from dibs.server import answers, wire, wire_queues
 from dibs.server.gate import Gate
 from dibs.server.web import Answer, Request, Route, json_answer
 from dibs.task import ALL_COMMANDS, Filter, QueueStats
@@ -118,14 +118,10 @@ class Admin:
     async def dead(self, request: Request) -> Answer:
         """A page of dead letters."""
         asked = request.query(wire_queues.DeadListing)
-        page = await self._gate.list(
-            request.principal,
-            asked.tenant or request.principal.tenant,
-            wire_queues.dead_filter(asked),
-            cursor=asked.cursor,
-            limit=asked.limit,
-        )
-        tasks = [wire.task_view(task) for task in page.tasks]
+        who, tenant = request.principal, asked.tenant or request.principal.tenant
+        which = wire_queues.dead_filter(asked)
+        page = await self._gate.list(who, tenant, which, cursor=asked.cursor, limit=asked.limit)
+        tasks = [answers.task_view(task) for task in page.tasks]
         return json_answer(wire_queues.DeadLetters(tasks=tasks, cursor=page.cursor))
 
     async def replay(self, request: Request) -> Answer:

@@ -39,6 +39,7 @@ from dibs.server.verbs import verb_routes
 from dibs.server.web import Answer, Handler, Request, Route, Web, json_answer
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
+from dibs.stores.direct import DirectStore
 from dibs.stores.local import LocalStore
 
 log = logging.getLogger("dibs.server")
@@ -125,7 +126,7 @@ class Service:
             body_max_bytes=config.body_max_bytes,
         )
         if config.development:
-            self.web.host_allowed = _is_own_name
+            self.web.accepts = _is_from_here
         self._listener = Listener(self.web, certificate=config.tls_cert, key=config.tls_key)
         self._events_file = None if config.events_to is None else EventsFile(config.events_to)
         self._tending: list[asyncio.Task[None]] = []
@@ -165,6 +166,7 @@ class Service:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
+                await _probe(self.gate.store)
                 while (await self.gate.store.sweep()).more:
                     pass
             except (StoreUnavailable, StoreClosed) as error:
@@ -207,8 +209,7 @@ class Service:
     async def _ready(self, _: Request) -> Answer:
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                # Goes the way of a write, and changes nothing.
-                await self.gate.store.drop(ANYBODY.tenant, [new_id()])
+                await _probe(self.gate.store)
         except (DibsError, TimeoutError) as error:
             log.error("not ready: %s", error)
             raise Problem(503, "not_ready", "the store does not answer") from None
@@ -219,10 +220,21 @@ class Service:
         return Answer(200, self.metrics.render(), CONTENT_TYPE)
 
 
+async def _probe(store: DirectStore) -> None:
+    """Goes the way of a write, and changes nothing: a store that can only be read is broken, too."""
+    await store.drop(ANYBODY.tenant, [new_id()])
+
+
+def _is_from_here(request: Request) -> bool:
+    """Whether a request is for this machine by its own name, and not sent by a browser for a page from elsewhere, which
+    could otherwise use a server that asks for no token."""
+    host, origin = request.header(b"host"), request.header(b"origin")
+    return (not host or _is_own_name(host)) and (origin is None or _is_own_name(origin.partition("://")[2]))
+
+
 def _is_own_name(host: str) -> bool:
-    """Whether a request says that it is for this machine: one that a foreign page had a browser send says otherwise."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return not host or is_loopback(name)
+    return is_loopback(name)
 
 
 class Watching:

@@ -17,13 +17,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from dibs import task
-from dibs.server import wire
+from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
 from dibs.server.problems import Problem
-from dibs.server.tasks import Listing, Tasks, Waiting, lost, unknown
+from dibs.server.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
 from dibs.server.web import Request
-from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Kind, Place, Settled, Settlement, Status
+from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
 
 TAG = "codeQ"
 LEASE_S = 300.0
@@ -242,20 +242,19 @@ class CodeqTasks(Tasks):
         if not self._leases_by_subject:
             return await super().tokens_by_subject(who, ids)
         tokens = await self._gate.held(who, ids)
-        tasks = await self._gate.get(who, who.tenant, ids)
+        tasks = await self.as_it_stands(who, ids)
         return [token or _not_held(one) for token, one in zip(tokens, tasks, strict=True)]
 
     # ------------------------------------------------------------------------------------------------- how it is taken
 
-    def new_task(self, asked: wire.CreateTask, traceparent: str | None) -> task.NewTask:
+    def new_task(self, asked: wire.CreateTask) -> task.NewTask:
         return super().new_task(
             replace(
                 asked,
                 max_attempts=asked.max_attempts or None,
                 idempotency_key=asked.idempotency_key or None,
                 delay_seconds=None if asked.run_at is not None else asked.delay_seconds,
-            ),
-            traceparent,
+            )
         )
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:
@@ -282,13 +281,13 @@ class CodeqTasks(Tasks):
     # ------------------------------------------------------------------------------------------------- how it is shown
 
     def task_view(self, task: task.Task, **marks: Any) -> Any:
-        return _codeq_task(wire.task_view(task, **marks), task.ended_ms or _seen_ms(task))
+        return _codeq_task(answers.task_view(task, **marks), task.ended_ms or _seen_ms(task))
 
-    def fresh_view(self, tenant: str, task_id: bytes, new: task.NewTask) -> Any:
-        return _codeq_task(wire.fresh_view(tenant, task_id, new), None)
+    def unread_view(self, tenant: str, task_id: bytes, new: task.NewTask, status: Status, **marks: bool) -> Any:
+        return _codeq_task(answers.unread_view(tenant, task_id, new, status, **marks), None)
 
     def lease_view(self, lease: task.Lease, worker: str) -> Any:
-        return _codeq_task(wire.lease_view(lease, worker), round(lease.lease_end_ms - lease.lease_s * 1000))
+        return _codeq_task(answers.lease_view(lease, worker), round(lease.lease_end_ms - lease.lease_s * 1000))
 
     def created_item(self, item: Any) -> Any:
         return CodeqCreated(error=str(item)) if isinstance(item, Problem) else CodeqCreated(task=item)
@@ -297,23 +296,25 @@ class CodeqTasks(Tasks):
         self, request: Request, task_id: bytes, done: Settled | Already, asked: wire.SubmitResult
     ) -> Any:
         """The record of the result that stands, which may be an earlier one."""
-        [one] = await self._gate.get(request.principal, request.principal.tenant, [task_id])
+        [one] = await self.as_it_stands(request.principal, [task_id])
         return _record(task_id, one, done, asked)
 
     async def settled_items(
         self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
-        done = list(done)
-        ids = [asked.task_id.bytes for asked, answer in done if asked and not isinstance(answer, Problem)]
-        tasks = iter(await self._gate.get(request.principal, request.principal.tenant, ids))
         items = []
+        shown_bytes = 0
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if asked is None or isinstance(answer, Problem):
                 items.append(CodeqResultItem(task_id=task_id, error=str(answer)))
-            else:
-                record = _record(asked.task_id.bytes, next(tasks), answer, asked)
-                items.append(CodeqResultItem(task_id=task_id, result=record))
+                continue
+            one = None
+            # What was just said is known; what was said before is read, as far as it is not too large together.
+            if isinstance(answer, Already) and shown_bytes <= SHOWN_MAX_BYTES:
+                [one] = await self.as_it_stands(request.principal, [asked.task_id.bytes])
+                shown_bytes += 0 if one is None or one.result is None else len(one.result.data or b"")
+            items.append(CodeqResultItem(task_id=task_id, result=_record(asked.task_id.bytes, one, answer, asked)))
         return items
 
     def nacked_view(self, task_id: bytes, done: Settled | Already, delay_s: float) -> Any:
@@ -326,7 +327,7 @@ class CodeqTasks(Tasks):
         return CodeqReturned(status=_became(done.status))
 
     def outcome_view(self, task: task.Task, result: task.Result) -> Any:
-        return CodeqOutcome(self.task_view(task), _result(task.id, task.ended_ms, wire.outcome(task, result)))
+        return CodeqOutcome(self.task_view(task), _result(task.id, task.ended_ms, answers.outcome(task, result)))
 
 
 def _not_held(one: task.Task | None) -> Problem:
@@ -335,7 +336,7 @@ def _not_held(one: task.Task | None) -> Problem:
     return lost(Cause.OTHER_TOKEN if one.status is Status.IN_PROGRESS else Cause.NOT_IN_PROGRESS)
 
 
-def _codeq_task(view: wire.TaskView, updated_ms: int | None) -> CodeqTask:
+def _codeq_task(view: answers.TaskView, updated_ms: int | None) -> CodeqTask:
     in_json = not isinstance(view.payload, UnsetType)
     return CodeqTask(
         id=view.id,
@@ -371,7 +372,7 @@ def _status(status: Status) -> CodeqStatus:
     return "COMPLETED" if status is Status.COMPLETED else "FAILED"
 
 
-def _error_text(error: wire.ErrorView | None, status: Status, reason: str | None) -> str | None:
+def _error_text(error: answers.ErrorView | None, status: Status, reason: str | None) -> str | None:
     if error is not None and error.message:
         return error.message
     if status is Status.CANCELLED or (status is Status.FAILED and error is None):
@@ -380,21 +381,21 @@ def _error_text(error: wire.ErrorView | None, status: Status, reason: str | None
 
 
 def _record(task_id: bytes, one: task.Task | None, done: Settled | Already, asked: wire.SubmitResult) -> CodeqResult:
-    """The record of the result that stands; of a task that is not kept, of what was just said."""
+    """The record of the result that stands; without the task, of what was just said."""
     if one is not None and one.result is not None:
-        return _result(task_id, one.ended_ms, wire.outcome(one, one.result))
-    item = wire.settlement("default", task_id, b"", replace(asked, lease_token=None))
-    failed = item.kind is Kind.FAIL
+        return _result(task_id, one.ended_ms, answers.outcome(one, one.result))
+    is_result = isinstance(done, Settled) and asked.status == "COMPLETED"
+    error = None if asked.error is None else wire.error_info(asked.error).message
     return CodeqResult(
         task_id=UUID(bytes=task_id),
         status=_status(done.status),
         completed_at=datetime.now(UTC),
-        result=UNSET if failed else asked.result,
-        error=item.error.message if item.error is not None else None,
+        result=asked.result if is_result else UNSET,
+        error=error if asked.status == "FAILED" else None,
     )
 
 
-def _result(task_id: bytes, ended_ms: int | None, outcome: wire.Outcome) -> CodeqResult:
+def _result(task_id: bytes, ended_ms: int | None, outcome: answers.Outcome) -> CodeqResult:
     return CodeqResult(
         task_id=UUID(bytes=task_id),
         status=_status(outcome.status),

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dibs.errors import Forbidden, StoreUnavailable
+from dibs.errors import Forbidden, PayloadTooLarge, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.server.limiter import Limiter
 from dibs.server.limits import LimitsTable
@@ -64,6 +64,9 @@ UNCLAIMED_MAX = 10_000
 SUBSCRIPTION_LOOK_S = 15.0
 """How often somebody who listens hears that the server is still there."""
 
+LOOKED_AT_ONCE = 50
+ANSWER_MAX_BYTES = 64 << 20
+"""An answer about many tasks holds no more than that, and what is looked at once."""
 COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
 """What they cost is not known before they are looked at."""
 
@@ -208,7 +211,15 @@ class Gate:
     async def get(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
         """Returns each task as it stands; None: there is none for this caller."""
         self._check(who, "get", tenant, len(refs))
-        return [_if_seen(who, task) for task in await self.store.get(tenant, refs)]
+        tasks: builtins.list[Task | None] = []
+        size = 0
+        for start in range(0, len(refs), LOOKED_AT_ONCE):
+            if size > ANSWER_MAX_BYTES:
+                raise PayloadTooLarge(f"these tasks hold more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once")
+            some = await self.store.get(tenant, refs[start : start + LOOKED_AT_ONCE])
+            size += sum(_size(task) for task in some if task is not None)
+            tasks += some
+        return [_if_seen(who, task) for task in tasks]
 
     async def wait(
         self, who: Principal, tenant: str, ids: Sequence[bytes], wait_s: float
@@ -245,7 +256,7 @@ class Gate:
         cursor: str | None = None,
     ) -> Acted:
         """Revives dead letters."""
-        self._check(who, "replay", tenant)
+        self._check(who, "replay", tenant, 0)
         acted = await self.store.replay(tenant, await self._which(who, tenant, which), limit=limit, cursor=cursor)
         self._limiter.charge(tenant, "replay", len(acted.ids))
         return acted
@@ -278,7 +289,7 @@ class Gate:
         self, who: Principal, tenant: str, which: Filter | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Page:
         """Lists what the caller can see."""
-        self._check(who, "list", tenant)
+        self._check(who, "list", tenant, 0)
         page = await self.store.list(tenant, which, cursor=cursor, limit=limit)
         self._limiter.charge(tenant, "list", len(page.tasks))
         return page if who.commands is None else Page([one for one in page.tasks if who.sees(one.command)], page.cursor)
@@ -372,7 +383,7 @@ class Gate:
         limit: int = BATCH_MAX,
     ) -> EventPage:
         """Returns events that the caller can see."""
-        self._check(who, "events", tenant)
+        self._check(who, "events", tenant, 0)
         page = await self.store.events(tenant, shard=shard, after=after, until=until, limit=limit)
         self._limiter.charge(tenant, "events", len(page.events))
         if who.commands is None:
@@ -488,6 +499,10 @@ async def _asked(
     for index, why in refused.items():
         outcomes.insert(index, why)
     return outcomes
+
+
+def _size(task: Task) -> int:
+    return len(task.payload) + len(task.result.data or b"" if task.result is not None else b"")
 
 
 def _if_seen(who: Principal, task: Task | None) -> Task | None:

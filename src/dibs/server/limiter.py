@@ -62,6 +62,7 @@ GROUPS: Mapping[str, str | None] = {
     "readers": READ,
     "queue": READ,
     "about": None,
+    "metrics": None,
     "subscribe": None,
     "commit_load": None,
     "drop": None,

@@ -171,7 +171,7 @@ def _inlined(schema: Json, schemas: Mapping[str, Json]) -> Json:
 
 
 def _answers(route: Route) -> Json:
-    answers: Json = {}
+    answers: Json = {} if route.gives else {"200": {"description": "OK"}}
     for status, kind in route.gives.items():
         answer: Json = {"description": HTTPStatus(status).phrase}
         if kind is not None:

@@ -10,9 +10,9 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dibs.errors import TaskUnfinished, TaskUnknown
+from dibs.errors import DibsError, TaskUnfinished, TaskUnknown
 from dibs.retry import Backoff
-from dibs.server import wire
+from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
 from dibs.server.problems import Problem, problem_of, unreadable
@@ -42,9 +42,12 @@ from dibs.task import (
 
 TAG = "Tasks"
 LEASE_TOKEN = b"x-lease-token"
+TRACEPARENT = b"traceparent"
+SHOWN_STEP = 10
+SHOWN_MAX_BYTES = 16 << 20
+"""So much of the payloads of earlier tasks a batch of duplicates is answered with; the rest without them."""
 
 Item = TypeVar("Item")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _LEASE_TOKEN = re.compile(r"[0-9a-f]{32}")
 _MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeError)
 
@@ -92,15 +95,15 @@ class Tasks:
     listing_type: type[Listing] = Listing
     waiting_type: type[Waiting] = Waiting
 
-    task_given: Any = wire.TaskView
-    tasks_given: Any = wire.TaskViews
-    page_given: Any = wire.TaskPage
-    created_given: Any = wire.CreatedItems
-    settled_given: Any = wire.Settled
-    nacked_given: Any = wire.Settled
-    abandoned_given: Any = wire.Settled
-    settled_items_given: Any = wire.SettledItems
-    outcome_given: Any = wire.Outcome
+    task_given: Any = answers.TaskView
+    tasks_given: Any = answers.TaskViews
+    page_given: Any = answers.TaskPage
+    created_given: Any = answers.CreatedItems
+    settled_given: Any = answers.Settled
+    nacked_given: Any = answers.Settled
+    abandoned_given: Any = answers.Settled
+    settled_items_given: Any = answers.SettledItems
+    outcome_given: Any = answers.Outcome
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -130,7 +133,7 @@ class Tasks:
                   example={"commands": ["thumbnail"], "count": 100}),
             Route(method="POST", path=f"{tasks}/batch/heartbeat", handle=self.heartbeat_batch,
                   summary="Renew several leases", verb="heartbeat", takes=self.renew_batch_type,
-                  gives={200: wire.RenewedItems}, tag=self.tag,
+                  gives={200: answers.RenewedItems}, tag=self.tag,
                   example={"heartbeats": [{"taskId": EXAMPLE_ID, "leaseToken": EXAMPLE_TOKEN}]}),
             Route(method="POST", path=f"{tasks}/batch/results", handle=self.result_batch,
                   summary="Tell several results", verb="settle", takes=self.result_batch_type,
@@ -139,9 +142,9 @@ class Tasks:
             Route(method="GET", path=one, handle=self.get, summary="Look at a task", verb="get",
                   gives={200: self.task_given}, fails=(404,), tag=self.tag),
             Route(method="DELETE", path=one, handle=self.cancel, summary="Cancel a task", verb="cancel",
-                  gives={200: wire.CancelledView}, fails=(404, 409), tag=self.tag),
+                  gives={200: answers.CancelledView}, fails=(404, 409), tag=self.tag),
             Route(method="POST", path=f"{one}/heartbeat", handle=self.heartbeat, summary="Renew a lease",
-                  verb="heartbeat", takes=self.renew_type, body_optional=True, gives={200: wire.Renewed},
+                  verb="heartbeat", takes=self.renew_type, body_optional=True, gives={200: answers.Renewed},
                   fails=(403, 404, 409), tag=self.tag,
                   example={"leaseToken": EXAMPLE_TOKEN, "extendSeconds": 60, "progress": {"done": 3, "total": 10}}),
             Route(method="POST", path=f"{one}/result", handle=self.result, summary="Tell the result of a task",
@@ -161,37 +164,60 @@ class Tasks:
 
     async def create(self, request: Request) -> Answer:
         """202: the task as it stands. A key or an id that is known changes nothing and answers its task."""
-        new = self.new_task(request.data, _traceparent(request))
-        [created] = await self._create(request.principal, [new])
+        [created] = await self._create(request, [self.new_task(request.data)])
         if isinstance(created, Problem):
             raise created
         return json_answer(created, 202)
 
     async def create_batch(self, request: Request) -> Answer:
         """Each task is decoded, judged and answered by itself."""
-        traceparent = _traceparent(request)
-        news, problems = _sorted_out(
-            request.data.tasks, lambda raw: self.new_task(self._decode_create(raw), traceparent)
-        )
-        created = iter(await self._create(request.principal, list(news.values()))) if news else iter(())
+        news, problems = _sorted_out(request.data.tasks, lambda raw: self.new_task(self._decode_create(raw)))
+        created = iter(await self._create(request, list(news.values()))) if news else iter(())
         items = [problems[index] if index in problems else next(created) for index in range(len(request.data.tasks))]
         return json_answer({"results": [self.created_item(item) for item in items]})
 
-    async def _create(self, who: Principal, news: Sequence[NewTask]) -> list[Any]:
-        outcomes = await self._gate.enqueue(who, who.tenant, news)
-        accepted = [one.id for one in outcomes if not isinstance(one, Rejected)]
-        tasks = iter(await self._gate.get(who, who.tenant, accepted))
-        return [
-            problem_of(made.error()) if isinstance(made, Rejected) else self._created(who, new, made, next(tasks))
-            for new, made in zip(news, outcomes, strict=True)
-        ]
+    async def _create(self, request: Request, news: Sequence[NewTask]) -> list[Any]:
+        who = request.principal
+        outcomes = await self._gate.enqueue(who, who.tenant, news, traceparent=request.header(TRACEPARENT))
+        tasks = await self._read_created(who, outcomes)
+        created: list[Any] = []
+        shown_bytes = 0
+        for new, made in zip(news, outcomes, strict=True):
+            if isinstance(made, Rejected):
+                created.append(problem_of(made.error()))
+                continue
+            task = tasks.get(made.id)
+            if task is not None and not _is_new(made):
+                shown_bytes += len(task.payload)
+                task = task if shown_bytes <= SHOWN_MAX_BYTES else None
+            created.append(self._created(who, new, made, task))
+        return created
+
+    async def _read_created(
+        self, who: Principal, outcomes: Sequence[Enqueued | Duplicate | Rejected]
+    ) -> dict[bytes, Task | None]:
+        """The tasks that a create is answered with, as far as they are not too large together."""
+        made = [one for one in outcomes if not isinstance(one, Rejected)]
+        # What is new came with this request, and is no larger; what others sent before may be.
+        new_ids = [one.id for one in made if _is_new(one)]
+        old_ids = list(dict.fromkeys(one.id for one in made if not _is_new(one)))
+        tasks = dict(zip(new_ids, await self.as_it_stands(who, new_ids), strict=True)) if new_ids else {}
+        size = 0
+        while old_ids and size <= SHOWN_MAX_BYTES:
+            some, old_ids = old_ids[:SHOWN_STEP], old_ids[SHOWN_STEP:]
+            found = await self.as_it_stands(who, some)
+            size += sum(len(task.payload) for task in found if task is not None)
+            tasks.update(zip(some, found, strict=True))
+        return tasks
 
     def _created(self, who: Principal, new: NewTask, made: Enqueued | Duplicate, task: Task | None) -> Any:
-        if task is None:
-            return self.fresh_view(who.tenant, made.id, new)
-        if isinstance(made, Duplicate):
-            return self.task_view(task, duplicate=True, replayed=made.replayed)
-        return self.task_view(task, already=made.already)
+        marks: dict[str, bool] = (
+            {"duplicate": True, "replayed": made.replayed} if isinstance(made, Duplicate) else {"already": made.already}
+        )
+        if task is not None:
+            return self.task_view(task, **marks)
+        status = made.status if isinstance(made, Duplicate) else Status.PENDING
+        return self.unread_view(who.tenant, made.id, new, status, **marks)
 
     async def claim(self, request: Request) -> Answer:
         """200 with a task and its token, or 204 if there is none in time."""
@@ -219,6 +245,7 @@ class Tasks:
             wait_s=wait_s,
             worker=self.worker(request),
             claim_id=None if asked.claim_id is None else asked.claim_id.bytes,
+            traceparent=request.header(TRACEPARENT),
         )
         leases: list[Lease] = await (request.while_there(claiming) if wait_s else claiming)
         return leases
@@ -236,7 +263,7 @@ class Tasks:
         asked, problems = _sorted_out(raws, self._decode_renew)
         tokens = await self._tokens(request, asked, problems)
         beats = [self._beat(request, asked[at].task_id.bytes, token, asked[at]) for at, token in tokens.items()]
-        answers = iter(await self._gate.heartbeat(request.principal, beats) if beats else ())
+        outcomes = iter(await self._gate.heartbeat(request.principal, beats) if beats else ())
         items = []
         for at in range(len(raws)):
             task_id = asked[at].task_id if at in asked else None
@@ -244,15 +271,15 @@ class Tasks:
                 if at in problems:
                     raise problems[at]
                 assert task_id is not None
-                done = _renewed(task_id.bytes, next(answers))
+                done = _renewed(task_id.bytes, next(outcomes))
                 items.append(
-                    wire.RenewedItem(
+                    answers.RenewedItem(
                         task_id=task_id, lease_until=done.lease_until, cancel_requested=done.cancel_requested
                     )
                 )
             except Problem as problem:
-                items.append(wire.RenewedItem(task_id=task_id, **wire.item_error(problem)))
-        return json_answer(wire.RenewedItems(results=items))
+                items.append(answers.RenewedItem(task_id=task_id, **answers.item_error(problem)))
+        return json_answer(answers.RenewedItems(results=items))
 
     def _beat(self, request: Request, task_id: bytes, token: bytes, asked: wire.RenewLease) -> Heartbeat:
         progress = asked.progress
@@ -282,10 +309,10 @@ class Tasks:
                 settlements[at] = self.settlement(tenant, asked[at].task_id.bytes, token, asked[at])
             except Problem as problem:
                 problems[at] = problem
-        answers = iter(await self._gate.settle(request.principal, list(settlements.values())) if settlements else ())
+        outcomes = iter(await self._settle_all(request, list(settlements.values())) if settlements else ())
         done: list[tuple[wire.SubmitResultOf | None, Any]] = []
         for at in range(len(raws)):
-            answer = problems[at] if at in problems else _settled(next(answers))
+            answer = problems[at] if at in problems else _settled(next(outcomes))
             done.append((asked.get(at), answer))
         return json_answer({"results": await self.settled_items(request, done)})
 
@@ -307,10 +334,10 @@ class Tasks:
 
     async def _backoff_s(self, who: Principal, task_id: bytes) -> float:
         """How long the queue's own policy has a task wait that failed now."""
-        [task] = await self._gate.get(who, who.tenant, [task_id])
+        [task] = await self.as_it_stands(who, [task_id])
         if task is None:
             raise unknown()
-        config = await self._gate.configure(who, who.tenant, task.command)
+        config = await self._gate.store.configure(who.tenant, task.command)
         return (config.backoff or Backoff()).delay_s(max(1, task.attempts))
 
     async def abandon(self, request: Request) -> Answer:
@@ -321,11 +348,16 @@ class Tasks:
         return json_answer(self.abandoned_view(task_id, await self._settle(request, item)))
 
     async def _settle(self, request: Request, item: Settlement) -> Settled | Already:
-        [answer] = await self._gate.settle(request.principal, [item])
+        [answer] = await self._settle_all(request, [item])
         done = _settled(answer)
         if isinstance(done, Problem):
             raise done
         return done
+
+    async def _settle_all(
+        self, request: Request, items: Sequence[Settlement]
+    ) -> list[Settled | Already | LeaseLost | Rejected]:
+        return await self._gate.settle(request.principal, items, traceparent=request.header(TRACEPARENT))
 
     # ------------------------------------------------------------------------------------------------ looking, acting
 
@@ -358,7 +390,7 @@ class Tasks:
             problem.more["status"] = done.status
             raise problem
         how: Literal["cancelled", "cancelling"] = "cancelling" if done.how == "cancelling" else "cancelled"
-        return json_answer(wire.CancelledView(task_id=UUID(bytes=task_id), how=how, status=done.status))
+        return json_answer(answers.CancelledView(task_id=UUID(bytes=task_id), how=how, status=done.status))
 
     async def list_tasks(self, request: Request) -> Answer:
         """A page of what matches. It may be short, even empty, and have a cursor."""
@@ -372,6 +404,15 @@ class Tasks:
         if task is None:
             raise unknown()
         return task
+
+    async def as_it_stands(self, who: Principal, ids: Sequence[bytes]) -> list[Task | None]:
+        """What a call needs to be answered, or done, beside what it asks for. It is not the caller's to pay for, and
+        must not refuse what was done: None also for a task that could not be read."""
+        try:
+            tasks = await self._gate.store.get(who.tenant, ids)
+        except DibsError:
+            return [None for _ in ids]
+        return [task if task is not None and who.sees(task.command) else None for task in tasks]
 
     # ------------------------------------------------------------------------------------------------- whose lease
 
@@ -408,8 +449,8 @@ class Tasks:
 
     # --------------------------------------------------------------------------------------- how it is taken and shown
 
-    def new_task(self, asked: wire.CreateTask, traceparent: str | None) -> NewTask:
-        return wire.new_task(asked, traceparent)
+    def new_task(self, asked: wire.CreateTask) -> NewTask:
+        return wire.new_task(asked)
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:
         return wire.settlement(tenant, task_id, token, asked)
@@ -431,25 +472,25 @@ class Tasks:
         return round(delay_s, 3)
 
     def task_view(self, task: Task, **marks: Any) -> Any:
-        return wire.task_view(task, **marks)
+        return answers.task_view(task, **marks)
 
-    def fresh_view(self, tenant: str, task_id: bytes, new: NewTask) -> Any:
-        return wire.fresh_view(tenant, task_id, new)
+    def unread_view(self, tenant: str, task_id: bytes, new: NewTask, status: Status, **marks: bool) -> Any:
+        return answers.unread_view(tenant, task_id, new, status, **marks)
 
     def lease_view(self, lease: Lease, worker: str) -> Any:
-        return wire.lease_view(lease, worker)
+        return answers.lease_view(lease, worker)
 
     def created_item(self, item: Any) -> Any:
         if isinstance(item, Problem):
-            return wire.CreatedItem(**wire.item_error(item))
-        return wire.CreatedItem(task=item)
+            return answers.CreatedItem(**answers.item_error(item))
+        return answers.CreatedItem(task=item)
 
     async def settled_view(
         self, request: Request, task_id: bytes, done: Settled | Already, asked: wire.SubmitResult
     ) -> Any:
         """How an accepted result is answered."""
         del request, asked
-        return wire.Settled(task_id=UUID(bytes=task_id), status=done.status, already=isinstance(done, Already))
+        return answers.Settled(task_id=UUID(bytes=task_id), status=done.status, already=isinstance(done, Already))
 
     async def settled_items(
         self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
@@ -460,14 +501,14 @@ class Tasks:
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if isinstance(answer, Problem):
-                items.append(wire.SettledItem(task_id=task_id, **wire.item_error(answer)))
+                items.append(answers.SettledItem(task_id=task_id, **answers.item_error(answer)))
             else:
                 already = isinstance(answer, Already)
-                items.append(wire.SettledItem(task_id=task_id, status=answer.status, already=already))
+                items.append(answers.SettledItem(task_id=task_id, status=answer.status, already=already))
         return items
 
     def nacked_view(self, task_id: bytes, done: Settled | Already, delay_s: float) -> Any:
-        return wire.Settled(
+        return answers.Settled(
             task_id=UUID(bytes=task_id),
             status=done.status,
             already=isinstance(done, Already),
@@ -475,10 +516,10 @@ class Tasks:
         )
 
     def abandoned_view(self, task_id: bytes, done: Settled | Already) -> Any:
-        return wire.Settled(task_id=UUID(bytes=task_id), status=done.status, already=isinstance(done, Already))
+        return answers.Settled(task_id=UUID(bytes=task_id), status=done.status, already=isinstance(done, Already))
 
     def outcome_view(self, task: Task, result: Result) -> Any:
-        return wire.outcome(task, result)
+        return answers.outcome(task, result)
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
@@ -516,6 +557,10 @@ def filter_of(asked: Listing) -> Filter:
     )
 
 
+def _is_new(made: Enqueued | Duplicate) -> bool:
+    return isinstance(made, Enqueued) and not made.already
+
+
 def _ms(time: Any) -> int | None:
     return None if time is None else wire.to_ms(time)
 
@@ -525,12 +570,6 @@ def _task_id(request: Request) -> bytes:
         return UUID(request.params["id"]).bytes
     except ValueError:
         raise unknown() from None
-
-
-def _traceparent(request: Request) -> str | None:
-    """The caller's trace, if its header is a proper one; others are ignored, as its specification asks."""
-    header = request.header(b"traceparent")
-    return header if header is not None and _TRACEPARENT.fullmatch(header) else None
 
 
 def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[int, Item], dict[int, Problem]]:
@@ -547,12 +586,12 @@ def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[
     return good, bad
 
 
-def _renewed(task_id: bytes, answer: Extended | LeaseLost | Rejected) -> wire.Renewed:
+def _renewed(task_id: bytes, answer: Extended | LeaseLost | Rejected) -> answers.Renewed:
     if isinstance(answer, LeaseLost):
         raise lost(answer.cause)
     if isinstance(answer, Rejected):
         raise problem_of(answer.error())
-    return wire.Renewed(
+    return answers.Renewed(
         task_id=UUID(bytes=task_id),
         ok=True,
         lease_until=wire.from_ms(answer.lease_end_ms),

@@ -204,8 +204,8 @@ class Web:
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
         for route in self.routes:
             self._add(route)
-        self.host_allowed: Callable[[str], bool] | None = None
-        """Judges the header Host; None: any."""
+        self.accepts: Callable[[Request], bool] | None = None
+        """Judges by the headers where a request comes from; None: from anywhere."""
 
     def _add(self, route: Route) -> None:
         if route.takes is not None:
@@ -278,8 +278,8 @@ class Web:
         raise Problem(404, "no_such_route", "there is nothing under this path: /docs lists what there is")
 
     async def _answer(self, request: Request, route: Route) -> Answer | Stream:
-        if self.host_allowed is not None and not self.host_allowed(request.header(b"host") or ""):
-            raise Problem(421, "wrong_host", "in development mode only requests to this machine by its own name count")
+        if self.accepts is not None and not self.accepts(request):
+            raise Problem(421, "wrong_host", "in development mode only this machine, by its own name, is answered")
         if route.verb is not None:
             request.caller = await self._authenticator.principal_of(request.header(b"authorization"))
             request.caller.check_verb(route.verb)

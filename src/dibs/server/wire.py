@@ -1,4 +1,4 @@
-"""Tasks in JSON: what the HTTP API takes and gives, and the way to the queue's own values and back.
+"""Tasks in JSON, as they come in: what the HTTP API takes, and the way to the queue's own values.
 
 Names are camelCase, durations are seconds, times are RFC 3339, ids are UUIDs and lease tokens hex. What a client sends
 that nobody knows is refused, so that a misspelt option is not lost. A payload is any JSON and is kept byte by byte;
@@ -7,8 +7,6 @@ it is read once before it is stored, so that nothing is stored that a worker cou
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -17,21 +15,17 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from dibs import codec, task
+from dibs import task
 from dibs.checks import COMMANDS_MAX, ERROR_TEXT_MAX_CHARS, LIMIT_COST_MAX, TIMEOUT_MAX_S, TTL_MAX_S
-from dibs.errors import CodecError
 from dibs.server.problems import Problem, unreadable
 from dibs.task import (
     BATCH_MAX,
     DELAY_HORIZON_S,
     LEASE_MAX_S,
     LEASE_MIN_S,
-    MAX_ATTEMPTS_DEFAULT,
     MAX_ATTEMPTS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    Place,
-    Status,
 )
 
 CLAIM_WAIT_MAX_S = 30
@@ -56,10 +50,6 @@ AnyJson = Annotated[Raw, Meta(description="Any JSON.")]
 
 class _Asked(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """What a client sends."""
-
-
-class _Given(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What goes back. A field that has no value is left out."""
 
 
 # ------------------------------------------------------------------------------------------------------------- create
@@ -97,8 +87,8 @@ class CreateTasks(_Asked, frozen=True, kw_only=True):
     ]
 
 
-def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
-    """Returns the task that is asked for; `traceparent` is the request's, for one that names none."""
+def new_task(asked: CreateTask) -> task.NewTask:
+    """Returns the task that is asked for."""
     if asked.run_at is not None and asked.delay_seconds is not None:
         raise Problem(422, "invalid", "delaySeconds: runAt is given too: use one of them", field="delaySeconds")
     return task.NewTask(
@@ -117,7 +107,7 @@ def new_task(asked: CreateTask, traceparent: str | None) -> task.NewTask:
         result_ttl_s=asked.result_ttl_seconds,
         retention_s=asked.retention_seconds,
         keep=asked.keep,
-        traceparent=asked.traceparent or traceparent,
+        traceparent=asked.traceparent,
         limit_key=asked.limit_key,
         limit_cost=asked.limit_cost,
     )
@@ -267,288 +257,6 @@ BATCHES: Mapping[type[Struct], tuple[str, type[Struct]]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------ answers
-
-
-class ErrorView(_Given, frozen=True, kw_only=True):
-    """What went wrong in a handler."""
-
-    type: str
-    message: str = ""
-    traceback: str = ""
-
-
-class ProgressView(_Given, frozen=True, kw_only=True):
-    """How far a running task says it is."""
-
-    done: float
-    total: float | None = None
-    note: str = ""
-
-
-class TaskView(_Given, frozen=True, kw_only=True):
-    """A task as it stands."""
-
-    id: UUID
-    tenant_id: str
-    command: str
-    status: Status
-    place: Place
-    attempts: int
-    max_attempts: int
-    created_at: Time
-    priority: int
-    payload: AnyJson | UnsetType = UNSET
-    payload_base64: str | None = None
-    """Instead of `payload`, where that is not JSON."""
-    codec: str
-    """How the payload is encoded."""
-    idempotency_key: str | None = None
-    run_at: Time | None = None
-    """When a delayed task becomes ready."""
-    worker_id: str | None = None
-    lease_token: str | None = None
-    lease_seconds: float | None = None
-    lease_until: Time | None = None
-    cancel_requested: bool = False
-    releases: int = 0
-    expires_at: Time | None = None
-    ended_at: Time | None = None
-    kept_until: Time | None = None
-    timeout_seconds: float | None = None
-    progress: ProgressView | None = None
-    reason: str | None = None
-    error: ErrorView | None = None
-    traceparent: str | None = None
-    limit_key: str | None = None
-    limit_cost: int = 1
-    duplicate: bool = False
-    """Its key was taken: this is the first task of that key."""
-    replayed: bool = False
-    """It was dead, and has just been revived."""
-    already: bool = False
-    """Its id was enqueued before: nothing was changed."""
-
-
-class TaskViews(_Given, frozen=True, kw_only=True):
-    """Some tasks."""
-
-    tasks: list[TaskView]
-
-
-class TaskPage(_Given, frozen=True, kw_only=True):
-    """Some of the tasks that match, and where to go on. Without a cursor that was all."""
-
-    tasks: list[TaskView]
-    cursor: str | None = None
-
-
-class ItemView(_Given, frozen=True, kw_only=True):
-    """One of several. Where it was not accepted, `error` says why, and `statusCode` what it would have been answered
-    with by itself."""
-
-    error: str | None = None
-    code: str | None = None
-    status_code: int | None = None
-    field: str | None = None
-    cause: str | None = None
-    retry_after_seconds: float | None = None
-
-
-class CreatedItem(ItemView, frozen=True, kw_only=True):
-    """One of several tasks: as it stands, or why there is none."""
-
-    task: TaskView | None = None
-
-
-class CreatedItems(_Given, frozen=True, kw_only=True):
-    """One answer for each, in order."""
-
-    results: list[CreatedItem]
-
-
-class RenewedItem(ItemView, frozen=True, kw_only=True):
-    """One of several leases: until when it holds, or why it does not."""
-
-    task_id: UUID | None = None
-    lease_until: Time | None = None
-    cancel_requested: bool = False
-
-
-class RenewedItems(_Given, frozen=True, kw_only=True):
-    """One answer for each, in order."""
-
-    results: list[RenewedItem]
-
-
-class SettledItem(ItemView, frozen=True, kw_only=True):
-    """One of several results: how its task stands, or why it was not accepted."""
-
-    task_id: UUID | None = None
-    status: Status | None = None
-    already: bool = False
-
-
-class SettledItems(_Given, frozen=True, kw_only=True):
-    """One answer for each, in order."""
-
-    results: list[SettledItem]
-
-
-class Renewed(_Given, frozen=True, kw_only=True):
-    """The lease holds until then. `cancelRequested`: stop, and settle."""
-
-    task_id: UUID
-    ok: bool
-    lease_until: Time
-    cancel_requested: bool = False
-
-
-class Settled(_Given, frozen=True, kw_only=True):
-    """Accepted, and how the task stands now. `already`: the same was said before, and that stands."""
-
-    task_id: UUID
-    status: Status
-    already: bool = False
-    delay_seconds: float | None = None
-
-
-class Outcome(_Given, frozen=True, kw_only=True):
-    """How a task ended."""
-
-    task_id: UUID
-    status: Status
-    command: str
-    attempts: int
-    ended_at: Time | None = None
-    result: AnyJson | UnsetType = UNSET
-    result_base64: str | None = None
-    """Instead of `result`, where that is not JSON."""
-    codec: str
-    error: ErrorView | None = None
-    reason: str | None = None
-
-
-class CancelledView(_Given, frozen=True, kw_only=True):
-    """What a cancel did: at once, or its worker will be told."""
-
-    task_id: UUID
-    how: Literal["cancelled", "cancelling"]
-    status: Status
-
-
-def task_view(one: task.Task, **marks: Any) -> TaskView:
-    """Returns a task as JSON shows it."""
-    return TaskView(
-        id=UUID(bytes=one.id),
-        tenant_id=one.tenant,
-        command=one.command,
-        status=one.status,
-        place=one.place,
-        attempts=one.attempts,
-        max_attempts=one.max_attempts,
-        created_at=from_ms(one.enqueued_ms),
-        priority=one.priority,
-        codec=one.codec,
-        idempotency_key=one.key,
-        run_at=from_ms(one.due_ms) if one.place is Place.DELAYED else None,
-        worker_id=one.worker or None,
-        lease_until=_from_ms(one.lease_end_ms) if one.place is Place.LEASED else None,
-        cancel_requested=one.cancel_requested,
-        releases=one.releases,
-        expires_at=_from_ms(one.expires_ms),
-        ended_at=_from_ms(one.ended_ms),
-        kept_until=_from_ms(one.kept_until_ms),
-        timeout_seconds=one.timeout_s,
-        progress=None if one.progress is None else ProgressView(**msgspec.structs.asdict(one.progress)),
-        reason=one.reason,
-        error=error_view(one.error),
-        traceparent=one.traceparent,
-        limit_key=one.limit_key,
-        limit_cost=one.limit_cost,
-        **shown("payload", one.payload, one.codec),
-        **marks,
-    )
-
-
-def lease_view(lease: task.Lease, worker: str) -> TaskView:
-    """Returns a task that was just claimed, with the token that settles it."""
-    return TaskView(
-        id=UUID(bytes=lease.id),
-        tenant_id=lease.tenant,
-        command=lease.command,
-        status=Status.IN_PROGRESS,
-        place=Place.LEASED,
-        attempts=lease.attempt,
-        max_attempts=lease.max_attempts,
-        created_at=from_ms(lease.enqueued_ms),
-        priority=lease.priority,
-        codec=lease.codec,
-        idempotency_key=lease.key,
-        worker_id=worker,
-        lease_token=lease.token.hex(),
-        lease_seconds=lease.lease_s,
-        lease_until=from_ms(lease.lease_end_ms),
-        timeout_seconds=lease.timeout_s,
-        traceparent=lease.traceparent,
-        **shown("payload", lease.payload, lease.codec),
-    )
-
-
-def fresh_view(tenant: str, task_id: bytes, new: task.NewTask) -> TaskView:
-    """Returns a task that was enqueued and is gone already: it ended, and was not to be kept."""
-    return TaskView(
-        id=UUID(bytes=task_id),
-        tenant_id=tenant,
-        command=new.command,
-        status=Status.PENDING,
-        place=Place.READY,
-        attempts=0,
-        max_attempts=new.max_attempts or MAX_ATTEMPTS_DEFAULT,
-        created_at=datetime.now(UTC),
-        priority=new.priority or 0,
-        codec=new.codec,
-        idempotency_key=new.key,
-        **shown("payload", new.payload, new.codec),
-    )
-
-
-def outcome(one: task.Task, result: task.Result) -> Outcome:
-    """Returns how a task ended."""
-    value: Mapping[str, Any] = {}
-    if result.status is Status.COMPLETED:
-        value = shown("result", result.data or b"", result.codec)
-    return Outcome(
-        task_id=UUID(bytes=one.id),
-        status=result.status,
-        command=one.command,
-        attempts=one.attempts,
-        ended_at=_from_ms(one.ended_ms),
-        codec=result.codec,
-        error=error_view(result.error or one.error) if result.status is not Status.COMPLETED else None,
-        reason=result.reason or one.reason,
-        **value,
-    )
-
-
-def error_view(error: task.ErrorInfo | None) -> ErrorView | None:
-    """Returns what went wrong, as JSON shows it."""
-    return None if error is None else ErrorView(type=error.type, message=error.message, traceback=error.traceback)
-
-
-def item_error(problem: Problem) -> dict[str, Any]:
-    """Returns the fields of an item of a batch that was not accepted."""
-    more = problem.more
-    return {
-        "error": str(problem),
-        "code": problem.code,
-        "status_code": problem.status,
-        "field": more.get("field"),
-        "cause": more.get("cause"),
-        "retry_after_seconds": more.get("retryAfterSeconds"),
-    }
-
-
 # ------------------------------------------------------------------------------------------------------------- values
 
 
@@ -584,46 +292,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return bool(level)
 
 
-def shown(name: str, data: bytes, codec_name: str) -> Mapping[str, Any]:
-    """Returns a payload or result under its name; what JSON cannot show goes in base64 under another."""
-    try:
-        return {name: _as_json(data, codec_name)}
-    except (CodecError, msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError):
-        return {f"{name}_base64": base64.b64encode(data).decode()}
-
-
-def _as_json(data: bytes, codec_name: str) -> Raw:
-    if not data:
-        return _NULL
-    if codec_name == "json":
-        # It may have come in by other ways than this, where nobody reads it.
-        msgspec.json.decode(data)
-        return Raw(data)
-    if codec_name == "raw":
-        raise CodecError("bytes have no JSON")
-    value = codec.decode(data, codec_name)
-    _refuse_unfaithful(value)
-    return Raw(msgspec.json.encode(value))
-
-
-def _refuse_unfaithful(value: Any) -> None:
-    """Raises where JSON would silently show something else: bytes, numbers that are none."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise CodecError("bytes have no JSON")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise CodecError("NaN and infinities have no JSON")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _refuse_unfaithful(key)
-            _refuse_unfaithful(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _refuse_unfaithful(item)
-
-
-_NULL = Raw(b"null")
-
-
 def to_ms(time: datetime) -> int:
     """Returns milliseconds since the epoch."""
     return round(time.timestamp() * 1000)
@@ -632,7 +300,3 @@ def to_ms(time: datetime) -> int:
 def from_ms(at_ms: int) -> datetime:
     """Returns the time of so many milliseconds since the epoch."""
     return datetime.fromtimestamp(at_ms / 1000, UTC)
-
-
-def _from_ms(at_ms: int | None) -> datetime | None:
-    return None if at_ms is None else from_ms(at_ms)

@@ -9,7 +9,7 @@ from msgspec.structs import astuple, replace
 
 from dibs.errors import InvalidOption
 from dibs.ids import CHUNK_BYTES, key_digest, new_id, new_ids, row_id, slot_of
-from dibs.task import BATCH_MAX, NewTask, Rejected, Rows
+from dibs.task import BATCH_MAX, CLAIM_MAX_BYTES, Lease, NewTask, Rejected, Rows
 
 BATCH_MAX_BYTES = 1 << 20
 
@@ -60,6 +60,11 @@ def ids_of(tenant: str, tasks: Sequence[NewTask]) -> list[bytes]:
     if len(tasks) > 1 and not tasks[0].id and not any(task.id or is_bound(task) for task in tasks):
         return new_ids(len(tasks))
     return [task.id or new_id(tenant, task.command, task.key, task.limit_key) for task in tasks]
+
+
+def is_full(leases: Sequence[Lease]) -> bool:
+    """Whether a claim holds so much that the rest is for the next."""
+    return sum(len(lease.payload) for lease in leases) >= CLAIM_MAX_BYTES
 
 
 def is_bound(task: NewTask) -> bool:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dibs.checks import ALL_TENANTS
 from dibs.ids import ID_BYTES
+from dibs.stores.batches import is_full
 from dibs.stores.ordered.engine import ReadTxn, Txn
 from dibs.stores.ordered.keys import (
     EXPIRE_CLAIM,
@@ -37,7 +38,7 @@ from dibs.stores.ordered.records import (
 )
 from dibs.stores.ordered.sweep import settle_due
 from dibs.stores.ordered.work import QueueWork, Work
-from dibs.task import ALL_COMMANDS, LEASE_DEFAULT_S, NOTHING, Elsewhere, InFlight, Lease
+from dibs.task import ALL_COMMANDS, CLAIM_MAX_BYTES, LEASE_DEFAULT_S, NOTHING, Elsewhere, InFlight, Lease
 
 PROMOTED_PER_CLAIM = 200
 FEW = 8
@@ -86,7 +87,7 @@ def claim(txn: Txn, call: ClaimCall, randoms: Sequence[bytes]) -> list[Lease | N
             continue
         _settle_due(queue)
         more = take(queue, call, tokens, leases)
-        if more or len(leases) == len(tokens):
+        if more or len(leases) == len(tokens) or is_full(leases):
             break
     if call.claim_id is not None and leases:
         remember(work, call, leases)
@@ -214,17 +215,20 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
                 if aside >= ASIDE_PER_CLAIM:
                     return True
                 work.flush()
+                if len(leases) < len(tokens) and is_full(leases):
+                    break
                 continue
             entries, all_seen = list(takewhile(_is_task, entries)), False
         ids = [entry[-ID_BYTES:] for entry in entries]
-        states = txn.get_many([state_prefix + task_id for task_id in ids])
+        # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
+        states = [decode_state(data or b"") for data in txn.get_many([state_prefix + task_id for task_id in ids])]
+        if (within := _within_bytes(states, leases)) < len(ids):
+            ids, all_seen = ids[:within], False
         bodies = txn.get_many([body_prefix + task_id for task_id in ids])
         taken: list[tuple[bytes, bytes, State, Body]] = []
-        for entry, task_id, state_data, body_data in zip(entries, ids, states, bodies, strict=True):
+        for entry, task_id, state, body_data in zip(entries, ids, states, bodies, strict=False):
             if len(taken) == wanted:
                 break
-            # A ready task without a state, or without a body, is one that cannot be read: no bytes decode to nothing.
-            state = decode_state(state_data or b"")
             if state.expires_ms and state.expired_unstarted(work.now_ms):
                 queue.expire_unstarted(task_id, state)
                 aside += 1
@@ -250,7 +254,21 @@ def take(queue: QueueWork, call: ClaimCall, tokens: list[bytes], leases: list[Le
             return True
         if len(leases) < len(tokens):
             work.flush()
+            if is_full(leases):
+                break
     return False
+
+
+def _within_bytes(states: Sequence[State], leases: Sequence[Lease]) -> int:
+    """How many of these tasks, at least one, may be read beside what was taken before."""
+    if sum(state.size for state in states) <= CLAIM_MAX_BYTES and not leases:
+        return len(states)
+    held = sum(len(lease.payload) for lease in leases)
+    for count, state in enumerate(states):
+        if held >= CLAIM_MAX_BYTES and (count or leases):
+            return count
+        held += state.size
+    return len(states)
 
 
 def _take_rows(

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dibs.checks import Limits
 from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreUnavailable
-from dibs.stores.batches import is_bound
+from dibs.stores.batches import is_bound, is_full
 from dibs.stores.local import LocalStore
 from dibs.stores.meter import Meter
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
@@ -201,7 +201,7 @@ class ShardedStore(LocalStore):
                 if not leases:
                     raise
                 return leases
-            if len(leases) >= limit:
+            if len(leases) >= limit or is_full(leases):
                 return leases
         if len(down) == len(self._shards):
             raise down[0]

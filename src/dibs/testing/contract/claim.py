@@ -9,13 +9,14 @@ import pytest
 from dibs.clock import ManualClock
 from dibs.ids import new_id
 from dibs.stores.protocol import Store
-from dibs.task import Heartbeat, Kind, Place, QueueConfig, Settled, Status
+from dibs.task import CLAIM_MAX_BYTES, Heartbeat, Kind, NewTask, Place, QueueConfig, Settled, Status
 from dibs.testing.contract.steps import (
     BOOM,
     COMMAND,
     TENANT,
     complete,
     drain,
+    load,
     look,
     nothing_ready,
     pass_time,
@@ -43,6 +44,18 @@ class TestClaim:
         assert len(await store.claim(TENANT, [COMMAND])) == 1
         assert len(await store.claim(TENANT, [COMMAND], limit=4)) == 4
         assert len(await store.claim(TENANT, [COMMAND], limit=1_000)) == 5
+
+    async def test_large_payloads_come_a_few_at_a_time(self, store: Store) -> None:
+        """A claim holds a bounded number of bytes, and one task in any case; the next go on with the rest."""
+        large = 1 << 20
+        ids = await put_many(store, 2 * CLAIM_MAX_BYTES // large + 3, payload=b"x" * large)
+        ids += await load(store, *([NewTask(command=COMMAND, payload=b"y" * large)] for _ in range(12)))
+        found: list[bytes] = []
+        while leases := await store.claim(TENANT, [COMMAND, "other"], limit=1_000):
+            # From several shards, each of which looks to its own part.
+            assert sum(len(lease.payload) for lease in leases) < 2 * (CLAIM_MAX_BYTES + large)
+            found += [lease.id for lease in leases]
+        assert sorted(found) == sorted(ids)
 
     async def test_a_lease_tells_all(self, store: Store, clock: ManualClock) -> None:
         """The lease says what it is for, until when, and the how manieth delivery it is."""
