@@ -22,6 +22,7 @@ from bench import (
     limits,
     loads,
     profile,
+    server,
     shards,
     sweep,
     tasks,
@@ -49,6 +50,7 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "loads": loads.measure,
     "limits": limits.measure,
     "fairness": fairness.measure,
+    "server": server.measure,
 }
 #: Prints instead of measuring, and only when it is named.
 PROFILE = "profile"

@@ -19,7 +19,7 @@ import dibs
 from bench.figures import Machine, significant
 from bench.steps import Options
 
-PACKAGES = ("dibs", "lmdb", "msgspec", "anyio", "uvloop")
+PACKAGES = ("dibs", "lmdb", "msgspec", "anyio", "uvloop", "uvicorn", "httptools", "aiohttp")
 FSYNCS = 100
 
 

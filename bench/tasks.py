@@ -65,7 +65,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _map(options: Options, count: int) -> float:
-    with fresh_directory(options) as directory, _app(directory) as function:
+    with fresh_directory(options) as directory, app_on(directory) as function:
         start_s = time.perf_counter()
         batch = _fill(function("in_loop"), count)
         rate = count / (time.perf_counter() - start_s)
@@ -74,11 +74,11 @@ def _map(options: Options, count: int) -> float:
 
 
 def _drain(options: Options, name: str, count: int, processes: int, slots: int | None = None) -> float:
-    with fresh_directory(options) as directory, _app(directory) as function:
+    with fresh_directory(options) as directory, app_on(directory) as function:
         handler = function(name)
         _set_paused(handler, paused=True)
         _fill(handler, count)
-        with _workers(directory, processes, slots):
+        with workers_on(directory, processes, slots):
             _wait_until(lambda: len(handler.app.run(handler.app.ask(_workers_of))) == processes)
             _set_paused(handler, paused=False)
             _wait_until(lambda: _left(handler) == 0)
@@ -137,11 +137,11 @@ def _three_commits(options: Options, count: int) -> list[float]:
 
 
 def _calls_within(options: Options, count: int) -> list[float]:
-    with fresh_directory(options) as directory, _app(directory) as function:
+    with fresh_directory(options) as directory, app_on(directory) as function:
         thread = LoopThread("bench-worker")
         worker = Worker(function("in_loop").app)
         running = thread.submit(worker.run())
-        times = _calls(function("in_loop"), count)
+        times = calls(function("in_loop"), count)
         thread.loop.call_soon_threadsafe(worker.stop)
         running.result()
         thread.stop()
@@ -149,11 +149,11 @@ def _calls_within(options: Options, count: int) -> list[float]:
 
 
 def _calls_across(options: Options, count: int) -> list[float]:
-    with fresh_directory(options) as directory, _app(directory) as function, _workers(directory, 1):
-        return _calls(function("in_loop"), count)
+    with fresh_directory(options) as directory, app_on(directory) as function, workers_on(directory, 1):
+        return calls(function("in_loop"), count)
 
 
-def _calls(function: TaskFunction[..., object], count: int) -> list[float]:
+def calls(function: TaskFunction[..., object], count: int) -> list[float]:
     """Milliseconds of each call; the first few, which find everything cold, are not counted."""
     times = []
     for number in range(count + 10):
@@ -172,7 +172,7 @@ def _costs(options: Options, count: int) -> list[Figure]:
     """What a worker takes: CPU while it waits, memory before and after many tasks."""
     idle_s = options.pick(10.0, 3.0)
     options.say("tasks, costs of a worker")
-    with fresh_directory(options) as directory, _app(directory) as function, _workers(directory, 1) as pids:
+    with fresh_directory(options) as directory, app_on(directory) as function, workers_on(directory, 1) as pids:
         handler = function("in_loop")
         _fill(handler, count // 10)
         _wait_until(lambda: _left(handler) == 0)
@@ -201,11 +201,11 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 @contextlib.contextmanager
-def _app(directory: Path) -> Iterator[Callable[[str], TaskFunction[..., object]]]:
+def app_on(url: str | Path) -> Iterator[Callable[[str], TaskFunction[..., object]]]:
     """The bench's app, on a store of its own: gives its functions by name."""
     from bench import handlers
 
-    app = Dibs(directory)
+    app = Dibs(url)
     functions = {
         name: app.task(name=f"bench.handlers.{name}")(getattr(handlers, name).handler)
         for name in ("in_loop", "in_thread")
@@ -217,12 +217,12 @@ def _app(directory: Path) -> Iterator[Callable[[str], TaskFunction[..., object]]
 
 
 @contextlib.contextmanager
-def _workers(directory: Path, count: int, slots: int | None = None) -> Iterator[list[int]]:
+def workers_on(url: str | Path, count: int, slots: int | None = None) -> Iterator[list[int]]:
     """Runs ``dibs worker`` in so many processes, with as many slots as usual unless told otherwise; gives their ids."""
     command = [sys.executable, "-m", "dibs", "worker", "bench.handlers:app", "--quiet"]
     if slots is not None:
         command += ["--concurrency", str(slots)]
-    environment = {**os.environ, "DIBS_URL": str(directory)}
+    environment = {**os.environ, "DIBS_URL": str(url)}
     workers = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(count)]
     try:
         yield [worker.pid for worker in workers]
