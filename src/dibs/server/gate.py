@@ -183,6 +183,11 @@ class Gate:
             await asyncio.wait([claiming])
         return await self.store.unclaim(tenant, claim_id)
 
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Puts back what was claimed for somebody who has gone."""
+        if leases:
+            await self.store._undo_claim(leases)
+
     async def heartbeat(
         self, who: Principal, beats: Sequence[Heartbeat]
     ) -> builtins.list[Extended | LeaseLost | Rejected]:

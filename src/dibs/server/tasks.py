@@ -247,8 +247,7 @@ class Tasks:
             claim_id=None if asked.claim_id is None else asked.claim_id.bytes,
             traceparent=request.header(TRACEPARENT),
         )
-        leases: list[Lease] = await (request.while_there(claiming) if wait_s else claiming)
-        return leases
+        return await (request.while_there(claiming, self._gate.give_back) if wait_s else claiming)
 
     async def heartbeat(self, request: Request) -> Answer:
         """200 with the new end of the lease."""

@@ -28,7 +28,7 @@ def verb_routes(gate: Gate) -> list[Route]:
         Route(
             method="POST",
             path=PATH + verb.name,
-            handle=_subscribed(gate) if verb is verbs.SUBSCRIBE else _answered(verb, acts[verb.name]),
+            handle=_subscribed(gate) if verb is verbs.SUBSCRIBE else _answered(gate, verb, acts[verb.name]),
             summary=(verb.asks.__doc__ or "").partition("\n")[0],
             verb=verb.name,
             takes=verb.asks,
@@ -93,13 +93,14 @@ def _acts(gate: Gate) -> dict[str, Act]:
     }
 
 
-def _answered(verb: Verb[Any], act: Act) -> Callable[[Request], Awaitable[Answer]]:
+def _answered(gate: Gate, verb: Verb[Any], act: Act) -> Callable[[Request], Awaitable[Answer]]:
     waits = verb in (verbs.CLAIM, verbs.WAIT)
+    lost = gate.give_back if verb is verbs.CLAIM else None
 
     async def handle(request: Request) -> Answer:
         _check_sizes(request.data)
         work = act(request.principal, request.data, request.header(b"traceparent"))
-        answer = await (request.while_there(work) if waits and request.data.wait_s else work)
+        answer = await (request.while_there(work, lost) if waits and request.data.wait_s else work)
         return Answer(200, _encode(answer), MSGPACK)
 
     return handle

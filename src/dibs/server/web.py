@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -35,6 +35,7 @@ BODY_READ_S = 30.0
 BUFFERED_MAX_BYTES = 256 << 20
 """How much of all bodies together may be in memory; those that come on top are asked to come again."""
 
+T = TypeVar("T")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _encode = msgspec.json.Encoder().encode
 
@@ -126,13 +127,17 @@ class Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def while_there(self, work: Awaitable[Any]) -> Any:
-        """Returns what `work` does; if the client goes first, the work is cancelled and that is a `ClientGone`."""
+    async def while_there(self, work: Awaitable[T], lost: Callable[[T], Awaitable[None]] | None = None) -> T:
+        """Returns what `work` does. If the client goes first, the work is cancelled; if it has gone when the work is
+        done, `lost` gets what nobody will hear of. Both are a `ClientGone`."""
         doing = asyncio.ensure_future(work)
         going = asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((doing, going), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
+            if not doing.done() or doing.cancelled():
+                raise ClientGone
+            if going.done() and lost is not None:
+                await lost(doing.result())
                 raise ClientGone
             return doing.result()
         finally:
