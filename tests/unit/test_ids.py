@@ -54,8 +54,11 @@ def test_a_child_process_mints_others() -> None:
 
 
 def test_slots_of_ids_without_a_key_are_spread() -> None:
-    """Every one of the 256 slots is used."""
-    assert {slot_of(minted) for minted in new_ids(10_000)} == set(range(256))
+    """Every one of the 256 slots is used, by single ids and by batches; those of one batch share theirs."""
+    assert {slot_of(new_id()) for _ in range(10_000)} == set(range(256))
+    batches = [{slot_of(minted) for minted in new_ids(5)} for _ in range(10_000)]
+    assert {len(slots) for slots in batches} == {1}
+    assert set.union(*batches) == set(range(256))
 
 
 @given(tenant=st.text(max_size=20), command=st.text(max_size=20), key=st.text(max_size=40))
