@@ -17,7 +17,7 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 from dibs.cli import run
 from dibs.cli.errors import Exit
 from dibs.server.auth import Principal, Scope
-from dibs.server.keys import KeyConfig, verifier_of
+from dibs.server.verifiers.keys import KeyConfig, verifier_of
 from tests.cli.test_commands import Shell
 
 GRANT = ["--tenant", "acme", "--subject", "importer", "--scope", "enqueue", "--scope", "claim"]

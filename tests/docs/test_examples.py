@@ -17,8 +17,8 @@ from dibs.errors import all_errors
 from dibs.function import CallOptions
 from dibs.listeners import Happening
 from dibs.server.auth import NEEDS
-from dibs.server.jwt import Claims
-from dibs.server.keys import KeyConfig
+from dibs.server.verifiers.jwt import Claims
+from dibs.server.verifiers.keys import KeyConfig
 from dibs.task import NewTask
 from dibs.testing.kit import Kit
 from tests.docs import settings_table

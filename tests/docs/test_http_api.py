@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import cast
 
-from dibs.server.admin import admin_routes
 from dibs.server.gate import Gate
-from dibs.server.http import HttpOptions, task_routes
-from dibs.server.wire import ClaimTasks, CreateTask
+from dibs.server.http.admin import admin_routes
+from dibs.server.http.routes import HttpOptions, task_routes
+from dibs.server.http.wire import ClaimTasks, CreateTask
 from tests.docs.pages import ROOT, blocks
 from tests.docs.ports import PORT, at_a_free_port
 from tests.docs.transcript import ID, Transcript, commands

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dibs.server.keys import KeyConfig, verifier_of
+from dibs.server.verifiers.keys import KeyConfig, verifier_of
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.ports import at_a_free_port
 from tests.docs.transcript import Transcript

@@ -10,7 +10,7 @@ import pytest
 from dibs.clock import Clock
 from dibs.server.app import Service, open_service
 from dibs.server.config import ServerConfig
-from dibs.server.listener import bind
+from dibs.server.http.listener import bind
 from dibs.settings import Settings
 from dibs.stores import open_store
 from dibs.stores.protocol import Order, Store

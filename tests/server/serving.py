@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from dibs.server.admin import admin_routes
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal, Verifier
 from dibs.server.gate import Gate
-from dibs.server.http import HttpOptions, task_routes
+from dibs.server.http.admin import admin_routes
+from dibs.server.http.listener import Listener, bind
+from dibs.server.http.openapi import doc_routes
+from dibs.server.http.routes import HttpOptions, task_routes
+from dibs.server.http.web import Request, Route, Web
 from dibs.server.limiter import Limiter
 from dibs.server.limits import UNLIMITED, LimitsTable, TenantLimits
-from dibs.server.listener import Listener, bind
-from dibs.server.openapi import doc_routes
-from dibs.server.web import Request, Route, Web
 from dibs.stores.direct import DirectStore
 
 BODY_MAX_BYTES = 4 << 20

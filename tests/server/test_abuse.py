@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from dibs.ids import new_id
-from dibs.server import listener, web
 from dibs.server.app import Service, open_service
 from dibs.server.config import ServerConfig
-from dibs.server.listener import bind
+from dibs.server.http import listener, web
+from dibs.server.http.listener import bind
 from dibs.settings import Settings
 from dibs.stores import open_store
 from dibs.stores.protocol import Store

@@ -15,8 +15,8 @@ from dibs.server.auth import ALL_SCOPES, Principal
 from dibs.server.gate import Gate
 from dibs.server.limiter import Limiter
 from dibs.server.limits import LimitsTable, TenantLimits
-from dibs.server.metrics import Metrics
-from dibs.server.tracing import Tracing
+from dibs.server.telemetry.metrics import Metrics
+from dibs.server.telemetry.tracing import Tracing
 from dibs.stores import open_local
 from dibs.task import Enqueued, Kind, NewTask, Rejected, Rows, Settled, Settlement
 

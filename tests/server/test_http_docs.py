@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dibs.server.admin import admin_routes
 from dibs.server.app import open_service
 from dibs.server.auth import NEEDS
 from dibs.server.config import ServerConfig
 from dibs.server.gate import Gate
-from dibs.server.http import HttpOptions, task_routes
-from dibs.server.openapi import document
-from dibs.server.web import JSON, Route
+from dibs.server.http.admin import admin_routes
+from dibs.server.http.openapi import document
+from dibs.server.http.routes import HttpOptions, task_routes
+from dibs.server.http.web import JSON, Route
 from dibs.settings import Settings
 from dibs.stores import open_local
 from tests.server.http import Api

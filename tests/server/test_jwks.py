@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from dibs.errors import SettingsError, StoreUnavailable, Unauthenticated
-from dibs.server.jwks import (
+from dibs.server.verifiers.jwks import (
     FIRST_REFETCH_S,
     JWKS_MAX_BYTES,
     KEYS_MAX,
@@ -30,8 +30,8 @@ from dibs.server.jwks import (
     read_jwks,
     read_public_key,
 )
-from dibs.server.jwt import JwtVerifier
-from dibs.server.watched import LOOK_EVERY_S
+from dibs.server.verifiers.jwt import JwtVerifier
+from dibs.server.verifiers.watched import LOOK_EVERY_S
 from tests.server.issuer import AUDIENCE, EC, ED, ISSUER, RSA, Clock, JwksServer, claims, jwks, public, signed
 
 

@@ -14,8 +14,8 @@ from joserfc.jwk import OctKey, RSAKey
 
 from dibs.errors import SettingsError, Unauthenticated
 from dibs.server.auth import TOKEN_MAX_CHARS, Authenticator, Principal, Scope, Verifier
-from dibs.server.jwks import FileSource, SecretSource
-from dibs.server.jwt import SCOPE_OF, TENANT_CLAIMS, JwtVerifier
+from dibs.server.verifiers.jwks import FileSource, SecretSource
+from dibs.server.verifiers.jwt import SCOPE_OF, TENANT_CLAIMS, JwtVerifier
 from tests.server.issuer import (
     AUDIENCE,
     ED,

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from dibs.errors import SettingsError
-from dibs.server.jwt import JwtVerifier
-from dibs.server.keys import KeyConfig, verifier_of
-from dibs.server.tokens import TokenVerifier, add_token, new_token
+from dibs.server.verifiers.jwt import JwtVerifier
+from dibs.server.verifiers.keys import KeyConfig, verifier_of
+from dibs.server.verifiers.tokens import TokenVerifier, add_token, new_token
 from tests.server.issuer import AUDIENCE, ED, ISSUER, SECRET, JwksServer, claims, hs256, jwks, signed
 from tests.server.test_tokens import entry
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dibs.server import logs
-from dibs.server.logs import Format, access, escape, mask, setup
+from dibs.server.telemetry import logs
+from dibs.server.telemetry.logs import Format, access, escape, mask, setup
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhY21lIn0.c2lnbmF0dXJlLW9mLWl0"
 LEASE_HEX = "00000000000012ab9f3c5d7e8a6b4c2d"

@@ -20,9 +20,9 @@ from dibs.ids import id_to_text, new_id
 from dibs.server.app import Service, open_service
 from dibs.server.auth import NEEDS, Scope
 from dibs.server.config import ServerConfig
-from dibs.server.keys import KeyConfig
-from dibs.server.listener import bind
-from dibs.server.web import JSON, Route
+from dibs.server.http.listener import bind
+from dibs.server.http.web import JSON, Route
+from dibs.server.verifiers.keys import KeyConfig
 from dibs.settings import Settings
 from dibs.stores import open_store
 from dibs.stores.protocol import Store

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dibs.clock import ManualClock
-from dibs.server import depth, metrics
-from dibs.server.families import Bins, Labels
-from dibs.server.metrics import Metrics
+from dibs.server.telemetry import depth, metrics
+from dibs.server.telemetry.families import Bins, Labels
+from dibs.server.telemetry.metrics import Metrics
 from dibs.settings import Settings
 from dibs.stores import open_local
 from dibs.task import (

@@ -16,9 +16,9 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.errors import SettingsError
-from dibs.server import readers as module
-from dibs.server.events_file import EventsFile
-from dibs.server.readers import Handle, JournalFollower
+from dibs.server.readers import follower as module
+from dibs.server.readers.events_file import EventsFile
+from dibs.server.readers.follower import Handle, JournalFollower
 from dibs.settings import Settings
 from dibs.shapes import event_shape
 from dibs.stores import open_local, restore_store
@@ -292,7 +292,7 @@ async def test_a_disk_that_is_full_leaves_no_half_of_it(tmp_path: Path) -> None:
         events = await all_events(store)
     script = f"""
 import asyncio, resource, signal
-from dibs.server.events_file import EventsFile
+from dibs.server.readers.events_file import EventsFile
 from dibs.task import Event
 import msgspec, pathlib
 events = msgspec.msgpack.decode(pathlib.Path({str(tmp_path / "events.bin")!r}).read_bytes(), type=list[Event])

@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from dibs.server.admin import admin_routes
 from dibs.server.gate import Gate
-from dibs.server.http import HttpOptions, task_routes
-from dibs.server.openapi import document
+from dibs.server.http.admin import admin_routes
+from dibs.server.http.openapi import document
+from dibs.server.http.routes import HttpOptions, task_routes
 from dibs.stores import open_local
 from tests.server.http import Api
 from tests.server.serving import served

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dibs.errors import InvalidInput, SettingsError, Unauthenticated
 from dibs.server.auth import Authenticator, Principal, Scope
-from dibs.server.tokens import (
+from dibs.server.verifiers.tokens import (
     StaticToken,
     TokenVerifier,
     add_token,
@@ -29,7 +29,7 @@ from dibs.server.tokens import (
     read_tokens,
     remove_token,
 )
-from dibs.server.watched import LOOK_EVERY_S
+from dibs.server.verifiers.watched import LOOK_EVERY_S
 from tests.server.issuer import NOW_S, Clock, hs256
 
 TOKEN = "dibs_0Y1vYf3pC8yO0mQm5yqk8t0wHc1rQbq0k3mZy2h9b7E"
@@ -302,7 +302,7 @@ class TestWriting:
             import sys
             from pathlib import Path
             from dibs.server.auth import Scope
-            from dibs.server.tokens import StaticToken, add_token, hash_of, new_token
+            from dibs.server.verifiers.tokens import StaticToken, add_token, hash_of, new_token
             for number in range(10):
                 token = StaticToken(f"{sys.argv[2]}-{number}", hash_of(new_token()), "acme", [Scope.CLAIM])
                 add_token(Path(sys.argv[1]), token)

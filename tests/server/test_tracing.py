@@ -13,8 +13,8 @@ from opentelemetry.trace import StatusCode
 
 from dibs.errors import StoreFull
 from dibs.ids import new_id
-from dibs.server import tracing as module
-from dibs.server.tracing import Tracing, context_of, text_of
+from dibs.server.telemetry import tracing as module
+from dibs.server.telemetry.tracing import Tracing, context_of, text_of
 from dibs.stores import open_local
 from dibs.stores.local import LocalStore
 from dibs.task import Cause, Kind, Lease, LeaseLost, NewTask, Rows, Settled, Settlement, Status

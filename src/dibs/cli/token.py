@@ -20,7 +20,7 @@ from dibs.cli.errors import Exit
 from dibs.cli.output import Cell, Column, echo_json, echo_table, note, plural
 from dibs.errors import InvalidInput, MissingDriver
 from dibs.server.auth import Scope
-from dibs.server.tokens import StaticToken, add_token, hash_of, load_tokens, new_token, remove_token
+from dibs.server.verifiers.tokens import StaticToken, add_token, hash_of, load_tokens, new_token, remove_token
 from dibs.shapes import time_text
 
 if TYPE_CHECKING:
@@ -320,8 +320,8 @@ def _read_secret(file: Path) -> Key:
     _joserfc()
     from joserfc.jwk import OctKey
 
-    from dibs.server.jwks import SecretSource
-    from dibs.server.keys import read_secret
+    from dibs.server.verifiers.jwks import SecretSource
+    from dibs.server.verifiers.keys import read_secret
 
     text = read_secret(file)
     SecretSource(text)  # as the server will: refused here if it is refused there
@@ -342,7 +342,7 @@ def _read_key(file: Path) -> Key:
     from joserfc.errors import JoseError
     from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-    from dibs.server.jwks import algorithm_of, read_public_key
+    from dibs.server.verifiers.jwks import algorithm_of, read_public_key
 
     try:
         data = file.read_bytes()
@@ -367,7 +367,7 @@ def _read_key(file: Path) -> Key:
 
 
 def _algorithm(key: Key) -> str:
-    from dibs.server.jwks import algorithm_of
+    from dibs.server.verifiers.jwks import algorithm_of
 
     return algorithm_of(key) or "HS256"
 

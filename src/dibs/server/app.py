@@ -2,9 +2,9 @@
 
 ::
 
-    sockets (listener.py) → web.py → routes: http.py, admin.py, verbs.py → gate.py → a store
-                              │                                             │
-                              auth.py, problems.py                          limits.py, metrics.py, tracing.py
+    http/listener.py → http/web.py → http/tasks.py, admin.py, codeq.py, verbs.py → gate.py → a store
+                           │                                                          │
+                           auth.py, verifiers/                                        limiter.py, telemetry/
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from collections.abc import Awaitable, Callable
 from dibs.clock import Clock
 from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
 from dibs.ids import new_id
-from dibs.server import logs
-from dibs.server.admin import admin_routes
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
-from dibs.server.events_file import EventsFile
 from dibs.server.gate import Gate
-from dibs.server.http import HttpOptions, task_routes
-from dibs.server.keys import verifier_of
+from dibs.server.http.admin import admin_routes
+from dibs.server.http.listener import Listener, bind
+from dibs.server.http.openapi import doc_routes
+from dibs.server.http.problems import Problem
+from dibs.server.http.routes import HttpOptions, task_routes
+from dibs.server.http.verbs import verb_routes
+from dibs.server.http.web import Answer, Handler, Request, Route, Web, json_answer
 from dibs.server.limiter import Limiter
 from dibs.server.limits import read_limits
-from dibs.server.listener import Listener, bind
-from dibs.server.metrics import CONTENT_TYPE, Metrics
-from dibs.server.openapi import doc_routes
-from dibs.server.problems import Problem
-from dibs.server.readers import JournalFollower
-from dibs.server.tracing import Tracing
-from dibs.server.verbs import verb_routes
-from dibs.server.web import Answer, Handler, Request, Route, Web, json_answer
+from dibs.server.readers.events_file import EventsFile
+from dibs.server.readers.follower import JournalFollower
+from dibs.server.telemetry import logs
+from dibs.server.telemetry.metrics import CONTENT_TYPE, Metrics
+from dibs.server.telemetry.tracing import Tracing
+from dibs.server.verifiers.keys import verifier_of
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
 from dibs.stores.direct import DirectStore

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dibs.errors import SettingsError
-from dibs.server.keys import KeyConfig
+from dibs.server.verifiers.keys import KeyConfig
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,8 +18,8 @@ from dibs.errors import Forbidden, PayloadTooLarge, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.server.limiter import Limiter
 from dibs.server.limits import LimitsTable
-from dibs.server.metrics import Metrics
-from dibs.server.tracing import Tracing
+from dibs.server.telemetry.metrics import Metrics
+from dibs.server.telemetry.tracing import Tracing
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET

@@ -12,11 +12,11 @@ from msgspec import Meta, Raw, Struct
 
 from dibs.errors import DibsError, TaskUnfinished, TaskUnknown
 from dibs.retry import Backoff
-from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
-from dibs.server.problems import Problem, problem_of, unreadable
-from dibs.server.web import Answer, Request, Route, json_answer
+from dibs.server.http import answers, wire
+from dibs.server.http.problems import Problem, problem_of, unreadable
+from dibs.server.http.web import Answer, Request, Route, json_answer
 from dibs.task import (
     Already,
     Cause,

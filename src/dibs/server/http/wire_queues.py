@@ -10,9 +10,9 @@ from msgspec import Meta, Struct, structs
 from dibs import task
 from dibs.checks import IN_FLIGHT_MAX, RATE_MAX, RATE_MIN
 from dibs.retry import Backoff
-from dibs.server.answers import TaskView
-from dibs.server.problems import Problem
-from dibs.server.wire import Attempts, Command, Count, Lease, Name, Priority, Time, Ttl, from_ms, to_ms
+from dibs.server.http.answers import TaskView
+from dibs.server.http.problems import Problem
+from dibs.server.http.wire import Attempts, Command, Count, Lease, Name, Priority, Time, Ttl, from_ms, to_ms
 from dibs.task import BATCH_MAX, WEIGHT_MAX
 
 Tenant = Annotated[

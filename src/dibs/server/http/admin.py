@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dibs.server import answers, wire, wire_queues
 from dibs.server.gate import Gate
-from dibs.server.web import Answer, Request, Route, json_answer
+from dibs.server.http import answers, wire, wire_queues
+from dibs.server.http.web import Answer, Request, Route, json_answer
 from dibs.task import ALL_COMMANDS, Filter, QueueStats
 
 TAG = "Administration"

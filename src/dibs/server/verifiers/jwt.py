@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from dibs.checks import check_command, check_label, check_tenant
 from dibs.errors import InvalidName, SettingsError, Unauthenticated
 from dibs.server.auth import TOKEN_MAX_CHARS, Principal, Scope
-from dibs.server.jwks import KeySource
+from dibs.server.verifiers.jwks import KeySource
 
 LEEWAY_S = 30.0
 LEEWAY_MAX_S = 60.0

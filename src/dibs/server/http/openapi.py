@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from dibs.server.auth import NEEDS, Scope
-from dibs.server.docs_page import POLICY, page
-from dibs.server.web import JSON, Answer, Request, Route, json_answer
-from dibs.server.wire import BATCHES
+from dibs.server.http.docs_page import POLICY, page
+from dibs.server.http.web import JSON, Answer, Request, Route, json_answer
+from dibs.server.http.wire import BATCHES
 
 Json = dict[str, Any]
 

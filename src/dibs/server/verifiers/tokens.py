@@ -36,7 +36,7 @@ from msgspec import Struct
 from dibs.checks import check_command, check_label, check_tenant
 from dibs.errors import InvalidInput, InvalidName, SettingsError, Unauthenticated
 from dibs.server.auth import Principal, Scope
-from dibs.server.watched import WatchedFile
+from dibs.server.verifiers.watched import WatchedFile
 
 TOKEN_PREFIX = "dibs_"
 """Makes a token that leaked findable: by people, and by scanners of repositories."""

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from dibs.server.depth import Depth
-from dibs.server.families import OTHER, Bins, Counts, Labels, Values
+from dibs.server.telemetry.depth import Depth
+from dibs.server.telemetry.families import OTHER, Bins, Counts, Labels, Values
 from dibs.stores.protocol import Store
 from dibs.task import (
     Already,

@@ -17,12 +17,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from dibs import task
-from dibs.server import answers, wire
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
-from dibs.server.problems import Problem
-from dibs.server.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
-from dibs.server.web import Request
+from dibs.server.http import answers, wire
+from dibs.server.http.problems import Problem
+from dibs.server.http.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
+from dibs.server.http.web import Request
 from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
 
 TAG = "codeQ"

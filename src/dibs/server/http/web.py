@@ -20,7 +20,7 @@ from msgspec import Struct
 from dibs.errors import DibsError
 from dibs.ids import new_id
 from dibs.server.auth import Authenticator, Principal
-from dibs.server.problems import Problem, body_of, problem_of, unreadable
+from dibs.server.http.problems import Problem, body_of, problem_of, unreadable
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from dibs.server.codeq import CodeqTasks
 from dibs.server.gate import Gate
-from dibs.server.tasks import Tasks
-from dibs.server.web import Route
+from dibs.server.http.codeq import CodeqTasks
+from dibs.server.http.tasks import Tasks
+from dibs.server.http.web import Route
 
 
 class HttpOptions(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from dibs.errors import InvalidOption
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
-from dibs.server.web import MSGPACK, Answer, Request, Route, Stream
+from dibs.server.http.web import MSGPACK, Answer, Request, Route, Stream
 from dibs.stores.remote import verbs
 from dibs.stores.remote.verbs import PATH, VERBS, WAIT_MAX_S, Verb, topic_of
 from dibs.task import BATCH_MAX

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dibs.errors import MissingDriver, SettingsError
 from dibs.server.auth import Verifier
-from dibs.server.tokens import TokenVerifier
+from dibs.server.verifiers.tokens import TokenVerifier
 
 SECRET_FILE_MAX_BYTES = 64 * 1024
 
@@ -50,8 +50,8 @@ def verifier_of(keys: KeyConfig, beside: Path | None = None) -> Verifier:
             f"keys of the kind {keys.kind!r} need an issuer and an audience: tokens are checked for both"
         )
     try:
-        from dibs.server.jwks import FileSource, KeySource, SecretSource, UrlSource
-        from dibs.server.jwt import JwtVerifier
+        from dibs.server.verifiers.jwks import FileSource, KeySource, SecretSource, UrlSource
+        from dibs.server.verifiers.jwt import JwtVerifier
     except ImportError as error:
         raise MissingDriver("JWTs need joserfc and aiohttp: pip install 'dibs[server]'") from error
     source: KeySource

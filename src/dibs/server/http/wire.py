@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from dibs import task
 from dibs.checks import COMMANDS_MAX, ERROR_TEXT_MAX_CHARS, LIMIT_COST_MAX, TIMEOUT_MAX_S, TTL_MAX_S
-from dibs.server.problems import Problem, unreadable
+from dibs.server.http.problems import Problem, unreadable
 from dibs.task import (
     BATCH_MAX,
     DELAY_HORIZON_S,

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from dibs.errors import JournalError, StoreError
-from dibs.server.families import OTHER, Counts, Labels, Values
+from dibs.server.telemetry.families import OTHER, Counts, Labels, Values
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import Place, QueueStats, Stats
 

@@ -22,7 +22,7 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from dibs.errors import SettingsError, StoreUnavailable
 from dibs.server.config import is_loopback
-from dibs.server.watched import WatchedFile
+from dibs.server.verifiers.watched import WatchedFile
 
 SECRET_MIN_BYTES = 32
 """As many as HMAC-SHA256 has: shorter ones can be guessed from a single token, offline."""

@@ -14,8 +14,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from dibs import codec, task
 from dibs.errors import CodecError
-from dibs.server.problems import Problem
-from dibs.server.wire import AnyJson, Time, from_ms
+from dibs.server.http.problems import Problem
+from dibs.server.http.wire import AnyJson, Time, from_ms
 from dibs.task import MAX_ATTEMPTS_DEFAULT, Place, Status
 
 
