@@ -28,10 +28,11 @@ from dibs.errors import (
 )
 from dibs.ids import new_id
 from dibs.server.app import Service, open_service
+from dibs.server.auth import Scope
 from dibs.server.config import ServerConfig
 from dibs.server.keys import KeyConfig
 from dibs.server.listener import bind
-from dibs.server.tokens import Scope, StaticToken, add_token, hash_of, new_token
+from dibs.server.tokens import StaticToken, add_token, hash_of, new_token
 from dibs.settings import Settings, mask
 from dibs.stores import open_store
 from dibs.stores.protocol import Order, Store
@@ -314,8 +315,9 @@ async def test_close(between: Between) -> None:
 
 async def test_giving_up(between: Between) -> None:
     """Nobody there: `StoreUnavailable` that names the server, after the time that the URL says."""
+    always: list[Moment] = ["before"] * 1000
     async with await open_store(f"{between.proxy.url}?give_up_s=0.2") as store:
-        between.proxy.trouble("stats", *["before"] * 1000)
+        between.proxy.trouble("stats", *always)
         with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{between.proxy.port} does not answer"):
             await store.stats(TENANT)
         assert 1 < between.proxy.cuts < 1000
