@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from dibs import Dibs
 from dibs.errors import StoreUnavailable
 from dibs.ids import new_id
 from dibs.stores import open_local, open_store
 from dibs.stores.protocol import Store
 from dibs.task import Already, Enqueued, EventKind, Kind, NewTask, Settled, Settlement, Status
+from tests.cli.terminal import PATIENCE_S
 from tests.crash.test_kill import journal
-from tests.server.running import ServerProcess
+from tests.server.running import ServerProcess, worker_process
 
 TENANT = "default"
 COMMANDS = ["a", "b"]
@@ -30,6 +33,48 @@ MAX_ATTEMPTS = 100
 async def test_a_server_that_is_killed(tmp_path: Path) -> None:
     """Through 20 kills at random moments, what clients were told stands, and each task is completed once."""
     await kill_often(tmp_path, kills=20, seed=7)
+
+
+APP = """
+from dibs import Dibs
+
+app = Dibs()
+
+
+@app.task
+def double(value: int) -> int:
+    return 2 * value
+"""
+
+
+@pytest.mark.timeout(180)
+async def test_a_worker_of_a_server_that_is_killed(tmp_path: Path) -> None:
+    """`dibs worker`, and an app that maps and waits, go on when their server is back; each result is there."""
+    (tmp_path / "shop.py").write_text(APP)
+    with ServerProcess(tmp_path) as server:
+        url = f"{server.start().until_serves().url}?give_up_s=60"
+        with worker_process(tmp_path, url, "shop") as worker:
+            async with Dibs(url) as app:
+                double = app.task(name="shop.double", lease_s=LEASE_S)(_double)
+                batches = []
+                for _ in range(3):
+                    batches.append(await double.amap(range(700)))
+                    await asyncio.to_thread(server.kill)
+                    await asyncio.to_thread(lambda: server.start().until_serves())
+                for batch in batches:
+                    results = sorted([value async for value in batch.aresults(60)])
+                    assert results == [2 * value for value in range(700)]
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, PATIENCE_S) == 0, (tmp_path / "worker.err").read_text()
+        assert await server.stop() == 0, server.said
+    async with await open_local(server.store) as store:
+        assert (await store.doctor()).clean
+        completions = Counter(event.id for event in await journal(store) if event.kind is EventKind.COMPLETED)
+    assert (len(completions), set(completions.values())) == (2_100, {1})
+
+
+def _double(value: int) -> int:
+    raise AssertionError("not here")
 
 
 @pytest.mark.soak

@@ -315,9 +315,9 @@ async def test_close(between: Between) -> None:
 
 async def test_giving_up(between: Between) -> None:
     """Nobody there: `StoreUnavailable` that names the server, after the time that the URL says."""
+    always: list[Moment] = ["before"] * 1000
     async with await open_store(f"{between.proxy.url}?give_up_s=0.2") as store:
-        for_ever: list[Moment] = ["before"] * 1000
-        between.proxy.trouble("stats", *for_ever)
+        between.proxy.trouble("stats", *always)
         with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{between.proxy.port} does not answer"):
             await store.stats(TENANT)
         assert 1 < between.proxy.cuts < 1000

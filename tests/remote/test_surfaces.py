@@ -14,8 +14,8 @@ from dibs import Dibs
 from dibs.cli import run
 from dibs.cli.errors import Exit
 from dibs.errors import TaskFailed
-from tests.cli.terminal import DIBS, PATIENCE_S, environment
-from tests.server.running import ServerProcess
+from tests.cli.terminal import PATIENCE_S
+from tests.server.running import ServerProcess, worker_process
 
 APP = """
 from dibs import Dibs
@@ -139,14 +139,8 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
 def worker(server: ServerProcess, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`dibs worker` of the app."""
     (tmp_path / "shop.py").write_text(APP)
-    env = environment(DIBS_URL=server.url, PYTHONWARNINGS="error")
-    with (tmp_path / "worker.err").open("wb") as errors:
-        process = subprocess.Popen([*DIBS, "worker", "shop"], cwd=tmp_path, env=env, stderr=errors, stdout=errors)
-    try:
+    with worker_process(tmp_path, server.url, "shop") as process:
         yield process
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
 
 
 async def test_a_worker(cli: Cli, server: ServerProcess, worker: subprocess.Popen[bytes], tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -107,6 +107,20 @@ class ServerProcess:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.kill()
+
+
+@contextmanager
+def worker_process(directory: Path, url: str, app: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`dibs worker` of an app in a directory; what it says is in `worker.err` there."""
+    with (directory / "worker.err").open("wb") as errors:
+        process = subprocess.Popen(
+            [*DIBS, "worker", app], cwd=directory, env=environment(DIBS_URL=url), stderr=errors, stdout=errors
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
 
 
 class Raw:

@@ -363,15 +363,17 @@ async def test_pipelined(served: Served) -> None:
 
 
 async def test_a_claim_and_more_behind_it(served: Served) -> None:
-    """What is sent behind a claim that waits is answered after it, and the client's going away ends the claim."""
+    """What is sent behind a claim that waits is answered after it; a client that goes away takes its claim along."""
     asked = msgspec.msgpack.encode(AskClaim(TENANT, ["late"], wait_s=30.0))
     async with connected(served.port, request(PATH + "claim", asked) + ASK) as raw:
         await served.others_are_served()
         await served.store.enqueue(TENANT, [NewTask(command="late")])
         assert [(await raw.answer())[0] for _ in range(2)] == [200, 200]
-    async with connected(served.port, request(PATH + "claim", asked)) as raw:
-        await served.others_are_served()
-    await until(lambda: not served.service.gate._waiting)
+    for behind in (b"", ASK, ASK * 3):
+        async with connected(served.port, request(PATH + "claim", asked) + behind):
+            await served.others_are_served()
+            await until(lambda: bool(served.service.gate._waiting))
+        await until(lambda: not served.service.gate._waiting)
     [outcome] = await served.store.enqueue(TENANT, [NewTask(command="late")])
     [lease] = await served.store.claim(TENANT, ["late"])
     assert lease.id == outcome.id  # type: ignore[union-attr]

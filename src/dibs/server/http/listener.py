@@ -9,7 +9,8 @@ import ssl
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from dibs.errors import SettingsError
@@ -39,6 +40,8 @@ class Connection(HttpToolsProtocol):
     """What arrived since a request's head was complete, or a part of its body came: the head of the next, or what
     stands behind a body."""
     _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; others may stand behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -61,6 +64,14 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells the last request only, and it is the first that may be waiting.
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -140,7 +151,11 @@ class Listener:
     async def start(self, bound: socket.socket) -> None:
         """Accepts connections at a socket that is bound."""
         self._server = await asyncio.get_running_loop().create_server(
-            self._connection, sock=bound, ssl=self._config.ssl, backlog=BACKLOG
+            self._connection,
+            sock=bound,
+            backlog=BACKLOG,
+            ssl=self._config.ssl,
+            ssl_handshake_timeout=None if self._config.ssl is None else HEAD_S,
         )
 
     def _connection(self) -> Connection:

@@ -134,7 +134,7 @@ class Request:
         going = asyncio.ensure_future(self.gone())
         try:
             await asyncio.wait((doing, going), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done() or doing.cancelled():
+            if going.done() and (not doing.done() or doing.cancelled()):
                 raise ClientGone
             if going.done() and lost is not None:
                 await lost(doing.result())
