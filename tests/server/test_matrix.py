@@ -317,6 +317,18 @@ async def test_a_token_for_some_commands_sees_no_others(client: Client) -> None:
         assert (await some.events("acme")).events == []
 
 
+async def test_a_claim_id_opens_no_other_commands(client: Client) -> None:
+    """Who repeats the claim id of another token gets none of its tasks of commands that it is not for."""
+    async with (
+        await open_store(_with_token(client.url, token())) as store,
+        await open_store(_with_token(client.url, token(commands=["job"]))) as some,
+    ):
+        await store.enqueue("acme", [NewTask(command="secret")])
+        claim_id = new_id()
+        assert len(await store.claim("acme", ["secret"], claim_id=claim_id)) == 1
+        assert await some.claim("acme", ["job"], claim_id=claim_id) == []
+
+
 async def test_a_remote_store_says_what_is_wrong_with_its_token(client: Client) -> None:
     """A bad token is told when the store is opened, and without the token."""
     bad = str(BAD["expired"])

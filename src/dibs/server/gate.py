@@ -23,7 +23,7 @@ from dibs.server.telemetry.tracing import Tracing
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET
-from dibs.stores.wakeups import Journalled, Topic
+from dibs.stores.wakeups import Journalled, Ready, Topic
 from dibs.task import (
     ALL_COMMANDS,
     BATCH_MAX,
@@ -157,6 +157,9 @@ class Gate:
         finally:
             if name is not None:
                 self._claims.pop(name, None)
+        if who.commands is not None:
+            # A claim id that somebody else has used answers with what they took.
+            leases = [lease for lease in leases if who.sees(lease.command)]
         self._metrics.claimed(leases)
         self._tracing.claimed(leases, began_ns, traceparent)
         return leases
@@ -417,6 +420,8 @@ class Gate:
         for topic in topics:
             if not isinstance(topic, Journalled):
                 who.check_tenant(topic.tenant)
+            if isinstance(topic, Ready):
+                who.check_commands([topic.command])
         return self._listen(topics, limit)
 
     async def _listen(self, topics: Sequence[Topic], limit: int) -> AsyncGenerator[bool, None]:
