@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from dibs.errors import SettingsError
+from dibs.server.http.web import WHOLE
 
 HEAD_S = 30.0
 """How long a client may take to send the head of a request, and to begin with one after it has connected."""
@@ -93,6 +94,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._used()
         super().on_message_complete()
+        # Mostly so before the application has begun, which then need not see to it that a body arrives in time.
+        self.scope["state"][WHOLE] = True
 
     def _is_unwatched(self) -> bool:
         """Whether nothing is being done and no timer runs: what was left of a body that nobody read ended it."""

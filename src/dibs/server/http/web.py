@@ -30,6 +30,8 @@ Headers = list[tuple[bytes, bytes]]
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+WHOLE = "whole"
+"""In the state of a request of which all has arrived."""
 BODY_READ_S = 30.0
 """How long a client may take to send a body."""
 BUFFERED_MAX_BYTES = 256 << 20
@@ -95,6 +97,11 @@ class Request:
         """Who calls, on a route that is not open to everybody."""
         assert self.caller is not None
         return self.caller
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all of it has arrived."""
+        return WHOLE in self._scope.get("state", ())
 
     def header(self, name: bytes) -> str | None:
         """Returns a header by its name in lower case; None: it is not there."""
@@ -318,17 +325,22 @@ class Web:
         length = request.header(b"content-length")
         if length is not None and int(length) > self._body_max_bytes:
             raise self._too_large()
-        try:
-            async with asyncio.timeout(BODY_READ_S):
-                body, more = await self._part(request)
-                if more:
-                    return await self._read_on(request, bytearray(body))
-        except TimeoutError:
-            problem = Problem(408, "too_slow", f"the body did not arrive within {BODY_READ_S:.0f} s")
-            raise problem.with_header(b"connection", b"close") from None
+        if not request.is_whole:
+            return await self._read_slowly(request)
+        body, more = await self._part(request)
+        if more:
+            return await self._read_on(request, bytearray(body))
         if len(body) > self._body_max_bytes:
             raise self._too_large()
         return body, 0
+
+    async def _read_slowly(self, request: Request) -> tuple[bytes, int]:
+        try:
+            async with asyncio.timeout(BODY_READ_S):
+                return await self._read_on(request, bytearray())
+        except TimeoutError:
+            problem = Problem(408, "too_slow", f"the body did not arrive within {BODY_READ_S:.0f} s")
+            raise problem.with_header(b"connection", b"close") from None
 
     async def _read_on(self, request: Request, body: bytearray) -> tuple[bytes, int]:
         held = 0

@@ -22,6 +22,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+from yarl import URL
 
 from dibs.errors import (
     DibsError,
@@ -55,6 +56,7 @@ _TOO_LARGE = 413
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _CUT_OFF = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
+_AT_ONCE = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {verb.name: msgspec.msgpack.Decoder(verb.answers) for verb in VERBS}
 
@@ -120,6 +122,7 @@ class Client:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self._urls = {verb.name: URL(f"{address.base}{PATH}{verb.name}") for verb in VERBS}
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._asking = 0
@@ -221,7 +224,7 @@ class Client:
             await self._repeat(UNCLAIM, undo, 0.0, None)
 
     async def _once(self, verb: Verb[Answer], body: bytes, wait_s: float) -> Answer:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait_s, sock_connect=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait_s, sock_connect=CONNECT_S) if wait_s else _AT_ONCE
         try:
             # What is large goes out in pieces, between which others have their turn.
             data = body if len(body) <= PIECE_BYTES else io.BytesIO(body)
@@ -305,7 +308,7 @@ class Client:
         self, verb: Verb[Any], data: bytes | io.BytesIO, timeout: aiohttp.ClientTimeout
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         # Whoever sends elsewhere is no dibs server, and what is asked is nothing for others.
-        return self._open().post(self._url(verb), data=data, timeout=timeout, allow_redirects=False)
+        return self._open().post(self._urls[verb.name], data=data, timeout=timeout, allow_redirects=False)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is not None and self._session.closed:
@@ -327,9 +330,6 @@ class Client:
                 auto_decompress=False,
             )
         return self._session
-
-    def _url(self, verb: Verb[Any]) -> str:
-        return f"{self.address.base}{PATH}{verb.name}"
 
     def _check_open(self) -> None:
         if self._closed:
