@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fmt bench soak clean
+.PHONY: help setup demo test fmt bench soak clean curl
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ setup: $(READY) ## Create .venv and install dibs in it with the development tool
 demo: $(READY) ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
 
-test: $(READY) ## Check format, lint, layers and types, then run the tests
+test: $(READY) curl ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
@@ -54,13 +54,22 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(install-venv-module)
 	$(PYTHON) -m venv $(VENV)
 
+# The pages about HTTP are tested as they are written: with curl.
+curl:
+	@command -v curl >/dev/null || { package=curl; what='The tests need curl.'; $(install-package); }
+
 # Debian packages ensurepip, which venv needs, apart from Python.
 define install-venv-module
 { \
   package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
-  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+  what='$(PYTHON) cannot create virtual environments.'; \
+  $(install-package); }
+endef
+
+define install-package
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$package"; \
   else \
-    echo "$(PYTHON) cannot create virtual environments. On Debian: sudo apt-get install $$package"; exit 1; \
-  fi; }
+    echo "$$what On Debian: sudo apt-get install $$package"; exit 1; \
+  fi
 endef
