@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import ipaddress
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
@@ -36,7 +37,7 @@ from dibs.server.verifiers.tokens import StaticToken, add_token, hash_of, new_to
 from dibs.settings import Settings, mask
 from dibs.stores import open_store
 from dibs.stores.protocol import Order, Store
-from dibs.stores.remote.client import Address
+from dibs.stores.remote.address import Address
 from dibs.stores.remote.verbs import About
 from dibs.stores.wakeups import Ready
 from dibs.task import (
@@ -58,6 +59,8 @@ from dibs.task import (
     WorkerInfo,
 )
 from tests.remote.proxy import MOMENTS, Moment, Proxy, answer, impostor, proxied
+from tests.server.issuer import AUDIENCE, ISSUER, claims, hs256
+from tests.server.issuer import SECRET as SIGNING
 
 TENANT = "default"
 SECRET = "s3cr3t"
@@ -463,6 +466,29 @@ async def test_tokens_of_a_server(tmp_path: Path) -> None:
     for wrong in ("", f"{new_token()}@"):
         with pytest.raises(Unauthenticated):
             await open_store(f"http://{wrong}127.0.0.1:{port}")
+    await service.stop()
+
+
+async def test_a_token_that_ends_is_read_again(tmp_path: Path) -> None:
+    """A worker whose token ends goes on with the next one in its file; all that is asked meanwhile is answered."""
+    (tmp_path / "secret").write_bytes(SIGNING)
+    keys = KeyConfig(kind="secret", path=str(tmp_path / "secret"), issuer=ISSUER, audience=AUDIENCE, leeway_s=0)
+    service, port = await started(tmp_path, ServerConfig(keys=[keys]))
+    ends_s = time.time() + 1.0
+    (tmp_path / "token").write_text(hs256(claims(exp=ends_s)) + "\n")
+    async with await open_store(f"http://127.0.0.1:{port}?token_file={tmp_path / 'token'}") as store:
+        assert (await store.stats("acme")).total.ready == 0
+        await asyncio.sleep(ends_s + 0.1 - time.time())
+        with pytest.raises(Unauthenticated):
+            await store.stats("acme")
+        (tmp_path / "token").write_text(hs256(claims(exp=ends_s + 600)))
+        assert len(await asyncio.gather(*(store.stats("acme") for _ in range(5)))) == 5
+        (tmp_path / "token").unlink()
+        assert (await store.stats("acme")).total.ready == 0
+    for wrong in ("missing", "two\nlines"):
+        (tmp_path / "token").write_text(wrong) if "\n" in wrong else None
+        with pytest.raises(StoreRefused, match="token"):
+            await open_store(f"http://127.0.0.1:{port}?token_file={tmp_path / 'token'}")
     await service.stop()
 
 

@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import io
 import random
-import re
 import ssl
 import time
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import aiohttp
 import msgspec
@@ -32,18 +30,16 @@ from dibs.errors import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
-    UnknownScheme,
+    Unauthenticated,
     error_from_code,
 )
-from dibs.settings import mask
+from dibs.stores.remote.address import Address
 from dibs.stores.remote.verbs import PATH, SUBSCRIBE, UNCLAIM, VERBS, Answer, AskSubscribe, AskUnclaim, Verb
 from dibs.stores.wakeups import Subscription
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long a call may take, beside what it waits on purpose."""
-GIVE_UP_S = 15.0
-"""How long a question is repeated that gets no answer."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 2.0
 PIECE_BYTES = 1 << 20
 WORKED_S = 2.0
@@ -53,7 +49,6 @@ LISTEN_S = 45.0
 
 _AGAIN = frozenset({408, 502, 503, 504})
 _TOO_LARGE = 413
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 _CUT_OFF = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
 _AT_ONCE = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
@@ -71,52 +66,6 @@ class Problem(Struct):
     retry_after_s: float | None = msgspec.field(name="retryAfterSeconds", default=None)
 
 
-class Address(Struct, frozen=True):
-    """Where a server is, and the token to bring."""
-
-    base: str
-    token: str | None
-    give_up_s: float = GIVE_UP_S
-    ca_file: str | None = None
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """Reads ``http(s)://[TOKEN@]HOST[:PORT][/PREFIX][?give_up_s=15&ca_file=FILE]``."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise UnknownScheme(f"{mask(url)!r} names no server: {error}") from None
-        if not parts.hostname:
-            raise UnknownScheme(f"{mask(url)!r} names no server: write http://TOKEN@HOST:PORT")
-        if parts.password is not None:
-            raise UnknownScheme("a server's URL has a token in front of the host, no user and password")
-        token = unquote(parts.username) if parts.username else None
-        if token is not None and not _TOKEN.fullmatch(token):
-            raise UnknownScheme("the token in front of the host has characters that no token has")
-        said = parse_qs(parts.query, keep_blank_values=True)
-        give_up_s = _seconds(said.pop("give_up_s", [str(GIVE_UP_S)])[-1])
-        ca_file = said.pop("ca_file", [None])[-1]
-        if said or parts.fragment:
-            raise UnknownScheme(f"{mask(url)!r}: a server's URL takes ?give_up_s= and ca_file=, nothing else")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        base = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
-        return cls(base, token, give_up_s, ca_file)
-
-    def __repr__(self) -> str:
-        return f"Address({self.base!r})"
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 3600:
-        raise UnknownScheme(f"give_up_s={text!r}: give seconds, from 0 to 3600")
-    return value
-
-
 class Client:
     """Asks one server. Belongs to the event loop that first uses it."""
 
@@ -124,6 +73,7 @@ class Client:
         self.address = address
         self._urls = {verb.name: URL(f"{address.base}{PATH}{verb.name}") for verb in VERBS}
         self._session: aiohttp.ClientSession | None = None
+        self._token: str | None = None
         self._closed = False
         self._asking = 0
         self._idle = asyncio.Event()
@@ -194,7 +144,7 @@ class Client:
         until_s = time.monotonic() + wait_s
         pause_s = PAUSE_MIN_S
         while True:
-            began_s = time.monotonic()
+            began_s, token = time.monotonic(), self._token
             try:
                 return await self._once(verb, body, wait_s)
             except asyncio.CancelledError:
@@ -209,6 +159,10 @@ class Client:
                     raise
                 again_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            except Unauthenticated:
+                if token == self._token and not self._has_new_token():
+                    raise
+                again_s = 0.0
             except LimitExceeded as error:
                 if time.monotonic() + error.retry_after_s > deadline_s or self._closed:
                     raise
@@ -217,6 +171,15 @@ class Client:
             if wait_s:
                 wait_s = max(0.0, until_s - time.monotonic())
                 body = _encode(replace(asked, wait_s=wait_s))
+
+    def _has_new_token(self) -> bool:
+        """Reads the token's file again, if there is one: tokens end, and whoever sees to it writes the next."""
+        token = self.address.bearer()
+        if token is None or token == self._token or self._session is None:
+            return False
+        self._token = token
+        self._session.headers["authorization"] = f"Bearer {token}"
+        return True
 
     async def _quietly_undo(self, undo: AskUnclaim) -> None:
         """If this fails too, leases run out by themselves."""
@@ -315,8 +278,9 @@ class Client:
             raise self._was_closed()
         if self._session is None:
             headers = {"content-type": "application/msgpack"}
-            if self.address.token is not None:
-                headers["authorization"] = f"Bearer {self.address.token}"
+            self._token = self.address.bearer()
+            if self._token is not None:
+                headers["authorization"] = f"Bearer {self._token}"
             context: ssl.SSLContext | bool = True
             if self.address.ca_file is not None:
                 try:

@@ -19,7 +19,8 @@ from dibs.checks import Limits
 from dibs.ids import new_id
 from dibs.stores.protocol import Order, Store
 from dibs.stores.remote import verbs
-from dibs.stores.remote.client import Address, Client
+from dibs.stores.remote.address import Address
+from dibs.stores.remote.client import Client
 from dibs.stores.wakeups import Subscription, Topic, Wakeups
 from dibs.task import (
     Acted,
