@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import click
@@ -23,6 +25,7 @@ from dibs.task import NewTask
 from dibs.testing.kit import Kit
 from tests.docs import settings_table
 from tests.docs.pages import PAGES, ROOT, Block, blocks, prose, python_blocks
+from tests.server.running import ServerProcess
 
 PROGRAMS = [block for block in python_blocks() if block.name is None]
 SUITE = [block for block in blocks(ROOT / "docs" / "testing-a-store.md") if block.name is not None]
@@ -230,6 +233,22 @@ def test_the_bare_store_example_runs() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("COMPLETED b'\"ok\"'\n")
+
+
+def test_the_worker_by_http_runs(tmp_path: Path) -> None:
+    """Tasks that are enqueued are done by a program that knows nothing but HTTP, and it ends when there are none."""
+    with ServerProcess(tmp_path) as server:
+        server.start().until_serves()
+        for word in ("hello", "world"):
+            asked = json.dumps({"command": "shout", "payload": word}).encode()
+            headers = {"Content-Type": "application/json"}
+            urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/tasks", asked, headers)).close()
+        command = [sys.executable, "-W", "error", "examples/http_worker.py", server.url, "0.2"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.rpartition(" ")[2] for line in lines[:2]] == ["HELLO!", "WORLD!"]
+    assert lines[2:] == ["nothing to do"]
 
 
 def test_the_hello_example_is_the_readmes() -> None:
