@@ -551,6 +551,21 @@ async def test_tls(tmp_path: Path, certificate: tuple[str, str]) -> None:
     await service.stop()
 
 
+async def test_handshakes_that_do_not_end(tmp_path: Path, certificate: tuple[str, str]) -> None:
+    """Those who never finish their handshake are in nobody's way, and in that of a stop neither."""
+    cert, key = certificate
+    service, port = await started(tmp_path, ServerConfig(tls_cert=cert, tls_key=key, stop_within_s=1.0))
+    hello = bytes.fromhex("1603010200010001fc0303") + bytes(100)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+    for number, (_, writer) in enumerate(silent):
+        writer.write(hello[:number])
+    async with await open_store(f"https://127.0.0.1:{port}?ca_file={quote(cert)}") as store:
+        assert isinstance((await store.enqueue(TENANT, [NewTask(command="a")]))[0], Enqueued)
+    await service.stop()
+    for _, writer in silent:
+        writer.transport.abort()
+
+
 async def test_https_where_http_is_spoken(between: Between) -> None:
     """A server without a certificate is told from one that is away."""
     with pytest.raises(StoreRefused, match="certificate"):

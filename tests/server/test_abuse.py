@@ -229,8 +229,10 @@ async def test_a_thousand_waiting_claims(served: Served) -> None:
 async def test_what_is_not_http(served: Served, data: bytes, statuses: set[int]) -> None:
     """What is no sound HTTP is refused, most of it with a 400 that ends the connection, and never a 500."""
     async with connected(served.port, data) as raw:
-        status, headers, _ = await raw.answer()
+        status, headers, body = await raw.answer()
         assert status in statuses
+        if status == 400:
+            assert msgspec.json.decode(body)["code"] == "malformed"
         if status == 400 and "x-request-id" not in headers:
             assert await raw.hung_up()
     await served.others_are_served()

@@ -104,7 +104,7 @@ async def test_a_life_is_counted() -> None:
 def test_a_batch_of_one_kind_counts_as_its_items_do() -> None:
     """The usual batch, all accepted, goes another way to the same numbers."""
     hand = Hand()
-    mixed, alike = Metrics(hand), Metrics(hand)
+    mixed, alike = Metrics(hand, hand), Metrics(hand, hand)
     leases = [lease(number, command="ab"[number % 2]) for number in range(10)]
     unknown = settlement(lease(99, "c"))
     mixed.claimed(leases)

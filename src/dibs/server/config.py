@@ -65,7 +65,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.development if self.codeq_without_tokens is None else self.codeq_without_tokens
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # asked for every request in development mode
 def is_loopback(host: str) -> bool:
     """True for this machine's own address, by number or as `localhost`."""
     if host == "localhost":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 import ssl
 from typing import Any
 
+import msgspec
 import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,10 +27,19 @@ UNREAD_S = 30.0
 FILES_RESERVED = 256
 """Of the files that the system lets a process have open, so many are not for connections."""
 BACKLOG = 2048
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: text/plain\r\ncontent-length: 19\r\nconnection: close\r\n\r\nheaders too large.\n"
+
+
+def _refusal(status: str, code: str, message: str) -> bytes:
+    """An answer to what is no request yet, and the last one of its connection."""
+    body = msgspec.json.encode({"error": message, "code": code})
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+_TOO_LARGE = _refusal(
+    "431 Request Header Fields Too Large", "head_too_large", f"the head of a request is at most {HEAD_MAX_BYTES} bytes"
 )
+_MALFORMED = _refusal("400 Bad Request", "malformed", "this cannot be read as a request of HTTP/1.1")
 
 
 class Connection(HttpToolsProtocol):
@@ -57,8 +68,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unused_bytes > HEAD_MAX_BYTES:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            self._refuse(_TOO_LARGE)
         elif self._head_timer is None and (self._unused_bytes or self._is_unwatched()):
             self._arm()
 
@@ -69,6 +79,16 @@ class Connection(HttpToolsProtocol):
             # uvicorn tells the last request only, and it is the first that may be waiting.
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 ours says the same
+        self._refuse(_MALFORMED)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is missing here: a request that asks for an upgrade is answered as it is."""
+
+    def _refuse(self, answer: bytes) -> None:
+        self.transport.write(answer)
+        self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -190,9 +210,10 @@ class Listener:
 def _files_max() -> int:
     """Returns how many files this process may have open, once it has asked for as many as it can get."""
     allowed, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed != possible:
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, possible))
-    return possible if possible != resource.RLIM_INFINITY else 1 << 20
+        allowed = possible
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
 
 
 def bind(host: str, port: int) -> socket.socket:
