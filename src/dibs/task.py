@@ -588,6 +588,22 @@ class QueueStats(Struct, frozen=True, kw_only=True, gc=False):
     """When the task at the head of the queue was enqueued or last became ready."""
     limits: QueueLimits | None = None
 
+    @classmethod
+    def sum_of(cls, command: str, parts: Sequence[QueueStats]) -> QueueStats:
+        """Returns what several have together; limits are not added."""
+        return cls(
+            command=command,
+            ready=sum(part.ready for part in parts),
+            delayed=sum(part.delayed for part in parts),
+            leased=sum(part.leased for part in parts),
+            dead=sum(part.dead for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            paused=any(part.paused for part in parts),
+            oldest_ready_ms=min(
+                (part.oldest_ready_ms for part in parts if part.oldest_ready_ms is not None), default=None
+            ),
+        )
+
 
 class Stats(Struct, frozen=True):
     """A tenant's queues and their sum."""

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from dibs.errors import Forbidden, PayloadTooLarge, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.server.limiter import Limiter
@@ -347,7 +349,7 @@ class Gate:
         if who.commands is None:
             return await self.store.stats(tenant, commands)
         known = await self.store.stats(tenant, [one for one in commands or sorted(who.commands) if who.sees(one)])
-        return Stats(_sum(known.queues), known.queues)
+        return Stats(replace(QueueStats.sum_of("", known.queues), paused=False), known.queues)
 
     async def configure(
         self, who: Principal, tenant: str, command: str, config: QueueConfig | None = None
@@ -517,18 +519,6 @@ def _size(task: Task) -> int:
 
 def _if_seen(who: Principal, task: Task | None) -> Task | None:
     return task if task is not None and who.sees(task.command) else None
-
-
-def _sum(queues: Sequence[QueueStats]) -> QueueStats:
-    return QueueStats(
-        command="",
-        ready=sum(one.ready for one in queues),
-        delayed=sum(one.delayed for one in queues),
-        leased=sum(one.leased for one in queues),
-        dead=sum(one.dead for one in queues),
-        bytes=sum(one.bytes for one in queues),
-        oldest_ready_ms=min((one.oldest_ready_ms for one in queues if one.oldest_ready_ms is not None), default=None),
-    )
 
 
 def _current_task() -> asyncio.Task[object]:

@@ -686,14 +686,4 @@ def _elsewhere(outcome: object) -> bool:
 
 def _sum(parts: Sequence[QueueStats]) -> QueueStats:
     """The counts of one queue, or of a tenant, over all shards."""
-    return QueueStats(
-        command=parts[0].command,
-        ready=sum(part.ready for part in parts),
-        delayed=sum(part.delayed for part in parts),
-        leased=sum(part.leased for part in parts),
-        dead=sum(part.dead for part in parts),
-        bytes=sum(part.bytes for part in parts),
-        paused=any(part.paused for part in parts),
-        oldest_ready_ms=min((part.oldest_ready_ms for part in parts if part.oldest_ready_ms is not None), default=None),
-        limits=parts[0].limits,
-    )
+    return replace(QueueStats.sum_of(parts[0].command, parts), limits=parts[0].limits)
