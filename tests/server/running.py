@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import socket
 import subprocess
@@ -19,11 +20,13 @@ _LOOK_S = 0.01
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens at now."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
+    """Returns a port that nobody listens at now. Not one of those that the system gives to clients: while the server is
+    away, one of them could get it."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with socket.socket() as bound, suppress(OSError):
+            bound.bind(("127.0.0.1", port))
+            return port
 
 
 async def until(true: Callable[[], bool]) -> None:
