@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dibs.clock import Clock
 from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
 from dibs.ids import new_id
+from dibs.portal import new_event_loop
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
 from dibs.server.gate import Gate
@@ -56,13 +57,7 @@ Opener = Callable[[], Awaitable[LocalStore]]
 
 def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `say` gets what a person should know."""
-    try:
-        import uvloop
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(config, settings, say))
 
 

@@ -237,8 +237,8 @@ class Gate:
         """Returns how the tasks stand once any of them has ended, or the time is over, or the server stops."""
         self._check(who, "wait", tenant, len(ids))
         ids = [*ids]
-        if None in [_if_seen(who, task) for task in await self.store.get(tenant, ids)]:
-            wait_s = 0.0  # for one that exists, and not for this caller, too
+        if who.commands is not None and None in await self.get(who, tenant, ids):
+            wait_s = 0.0  # what exists, and not for this caller, is not waited for
 
         async def now() -> builtins.list[Task | None]:
             return await self.store.get(tenant, ids)
