@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from dibs.checks import check_chunk_id, check_claim_id
 from dibs.errors import Forbidden, PayloadTooLarge, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.server.limiter import Limiter
@@ -128,6 +129,8 @@ class Gate:
         """Takes tasks. A server that stops gives nothing out, and answers those who wait at once."""
         self._check(who, "claim", tenant)
         who.check_commands(commands)
+        if claim_id is not None:
+            check_claim_id(claim_id)
         if self._stopping:
             raise StoreUnavailable("the server is stopping: ask again, or ask another")
         name = None if claim_id is None else (tenant, claim_id)
@@ -177,6 +180,7 @@ class Gate:
         """Puts back what a claim took whose caller has given it up, also one that is still on its way. `for_good`: if
         the claim has not arrived yet, it will take nothing."""
         self._check(who, "unclaim", tenant)
+        check_claim_id(claim_id)
         name = (tenant, claim_id)
         if for_good:
             self._unclaimed[name] = None
@@ -186,6 +190,10 @@ class Gate:
         if claiming is not None:
             claiming.cancel()
             await asyncio.wait([claiming])
+        if who.commands is not None and not all(
+            who.sees(lease.command) for lease in await self.store._claimed(tenant, claim_id) or ()
+        ):
+            return 0  # somebody else's
         return await self.store.unclaim(tenant, claim_id)
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
@@ -313,9 +321,13 @@ class Gate:
         who.check_verb("stage")
         who.check_tenant(tenant)
         who.check_commands([options.command for options in rows.options])
-        await self._limiter.stage(self.store, tenant, chunk_id, rows)
-        with self._tracing.stage(tenant, rows, traceparent) as traced:
-            return await self.store.stage(tenant, chunk_id, traced)
+        check_chunk_id(chunk_id)
+        async with self._limiter.staging(self.store, tenant, chunk_id, rows) as entry:
+            with self._tracing.stage(tenant, rows, traceparent) as traced:
+                staged = await self.store.stage(tenant, chunk_id, traced)
+            if not staged.already:
+                entry.done()
+        return staged
 
     async def commit_load(
         self,
@@ -332,14 +344,17 @@ class Gate:
         who.check_tenant(tenant)
         async with self._limiter.committing(self.store, tenant, chunk_ids) as entry:
             committed = await self.store.commit_load(tenant, name, seq, chunk_ids, forget_s=forget_s)
-        entry.done()
+            if not committed.already:
+                entry.done()
         self._metrics.loaded(tenant, committed.rows)
         return committed
 
     async def drop(self, who: Principal, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         """Drops staged chunks."""
         self._check(who, "drop", tenant)
-        return await self.store.drop(tenant, chunk_ids)
+        dropped = await self.store.drop(tenant, chunk_ids)
+        self._limiter.dropped(tenant, chunk_ids)
+        return dropped
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
