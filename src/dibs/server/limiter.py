@@ -22,7 +22,7 @@ import contextlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from types import TracebackType
 from typing import NoReturn, Self
@@ -30,7 +30,7 @@ from typing import NoReturn, Self
 from msgspec import Struct
 
 from dibs.errors import InvalidOption, LimitExceeded, PayloadTooLarge
-from dibs.server.limits import RATES, UNLIMITED, LimitsTable, TenantLimits
+from dibs.server.limits import COUNT_MAX, RATES, UNLIMITED, LimitsTable, TenantLimits
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import Store
 from dibs.task import CHUNK_KEEP_S, NewTask, QueueStats, Rejected, Rows
@@ -116,8 +116,12 @@ class Limiter:
         now_s: Callable[[], float] = time.monotonic,
         on_hit: OnHit | None = None,
         wall_s: Callable[[], float] = time.time,
+        waiting_max: int = COUNT_MAX,
     ) -> None:
-        """`on_hit` counts refusals. `wall_s` is for `run_at_ms`, which is by the epoch."""
+        """`on_hit` counts refusals. `wall_s` is for `run_at_ms`, which is by the epoch. `waiting_max` holds for each
+        tenant beside its own."""
+        self._waiting_max = waiting_max
+        self._waiting: dict[str, int] = {}
         self._table = table
         self._now_s = now_s
         self._wall_s = wall_s
@@ -182,6 +186,22 @@ class Limiter:
         for tenant in full:
             del self._buckets[tenant]
         self._prune_at = max(TENANTS_KEPT, 2 * len(self._buckets))
+
+    @contextlib.contextmanager
+    def waiting(self, tenant: str) -> Iterator[None]:
+        """Counts a call that waits, while it does."""
+        own = self._table.of(tenant).waiting_max
+        ceiling = self._waiting_max if own is None else min(own, self._waiting_max)
+        count = self._waiting.get(tenant, 0)
+        if count >= ceiling:
+            self._refuse(tenant, "waiting_max", LOOK_AGAIN_S, f"{count} calls wait and waiting_max is {ceiling}")
+        self._waiting[tenant] = count + 1
+        try:
+            yield
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
     # -------------------------------------------------------------------------------------------------------- enqueue
 
