@@ -442,7 +442,9 @@ class Gate:
         happened."""
         self._check(who, "subscribe", who.tenant)
         for topic in topics:
-            if not isinstance(topic, Journalled):
+            if isinstance(topic, Journalled):
+                who.check_verb("events")  # it tells that something happened, at any tenant's
+            else:
                 who.check_tenant(topic.tenant)
             if isinstance(topic, Ready):
                 who.check_commands([topic.command])
