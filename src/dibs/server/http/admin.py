@@ -121,7 +121,7 @@ class Admin:
         who, tenant = request.principal, asked.tenant or request.principal.tenant
         which = wire_queues.dead_filter(asked)
         page = await self._gate.list(who, tenant, which, cursor=asked.cursor, limit=asked.limit)
-        tasks = [answers.task_view(task) for task in page.tasks]
+        tasks = await answers.each(page.tasks, answers.task_view)
         return json_answer(wire_queues.DeadLetters(tasks=tasks, cursor=page.cursor))
 
     async def replay(self, request: Request) -> Answer:

@@ -23,6 +23,7 @@ from dibs.server.http import answers, wire
 from dibs.server.http.problems import Problem
 from dibs.server.http.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
 from dibs.server.http.web import Request
+from dibs.server.turns import Turns
 from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
 
 TAG = "codeQ"
@@ -303,7 +304,7 @@ class CodeqTasks(Tasks):
         self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
         items = []
-        shown_bytes = 0
+        shown_bytes, turns = 0, Turns()
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if asked is None or isinstance(answer, Problem):
@@ -315,6 +316,8 @@ class CodeqTasks(Tasks):
                 [one] = await self.as_it_stands(request.principal, [asked.task_id.bytes])
                 shown_bytes += 0 if one is None or one.result is None else len(one.result.data or b"")
             items.append(CodeqResultItem(task_id=task_id, result=_record(asked.task_id.bytes, one, answer, asked)))
+            if one is not None and one.result is not None:
+                await turns.after(answers.effort_of(one.result.data or b"", one.result.codec))
         return items
 
     def nacked_view(self, task_id: bytes, done: Settled | Already, delay_s: float) -> Any:
