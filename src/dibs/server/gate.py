@@ -22,6 +22,7 @@ from dibs.server.limiter import Limiter
 from dibs.server.limits import LimitsTable
 from dibs.server.telemetry.metrics import Metrics
 from dibs.server.telemetry.tracing import Tracing
+from dibs.server.turns import Turns
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET
@@ -66,7 +67,7 @@ UNCLAIMED_MAX = 10_000
 SUBSCRIPTION_LOOK_S = 15.0
 """How often somebody who listens hears that the server is still there."""
 
-LOOKED_AT_ONCE = 50
+LOOKED_AT_ONCE = 10
 ANSWER_MAX_BYTES = 64 << 20
 """An answer about many tasks holds no more than that, and what is looked at once."""
 COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
@@ -221,15 +222,21 @@ class Gate:
     async def get(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
         """Returns each task as it stands; None: there is none for this caller."""
         self._check(who, "get", tenant, len(refs))
+        return [_if_seen(who, task) for task in await self._look(tenant, refs)]
+
+    async def _look(self, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
+        """The tasks, some at a time, as far as they are not too large together."""
         tasks: builtins.list[Task | None] = []
-        size = 0
+        size, turns = 0, Turns()
         for start in range(0, len(refs), LOOKED_AT_ONCE):
             if size > ANSWER_MAX_BYTES:
                 raise PayloadTooLarge(f"these tasks hold more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once")
             some = await self.store.get(tenant, refs[start : start + LOOKED_AT_ONCE])
-            size += sum(_size(task) for task in some if task is not None)
+            read = sum(_size(task) for task in some if task is not None)
+            size += read
             tasks += some
-        return [_if_seen(who, task) for task in tasks]
+            await turns.after(read)
+        return tasks
 
     async def wait(
         self, who: Principal, tenant: str, ids: Sequence[bytes], wait_s: float
@@ -239,6 +246,8 @@ class Gate:
         ids = [*ids]
         if who.commands is not None and None in await self.get(who, tenant, ids):
             wait_s = 0.0  # what exists, and not for this caller, is not waited for
+        if len(ids) > LOOKED_AT_ONCE:
+            await self._look(tenant, ids)  # refuses what is too large together
 
         async def now() -> builtins.list[Task | None]:
             return await self.store.get(tenant, ids)

@@ -14,11 +14,14 @@ from msgspec.structs import replace
 from dibs.server.gate import Gate
 from dibs.server.http import answers, wire, wire_queues
 from dibs.server.http.web import Answer, Request, Route, json_answer
+from dibs.server.turns import Turns
 from dibs.task import ALL_COMMANDS, Filter, QueueStats
 
 TAG = "Administration"
 CLEAN_UP_PAGES = 20
 """So many pages of a listing one clean-up looks at, at most."""
+QUEUE_BYTES = 256
+"""What the counts of a queue are taken for, as work."""
 
 
 def admin_routes(gate: Gate) -> list[Route]:
@@ -79,7 +82,11 @@ class Admin:
     async def queues(self, request: Request) -> Answer:
         """The counts of every queue."""
         stats = await self._gate.stats(request.principal, self._tenant(request))
-        return json_answer(self.queues_view(stats.queues, stats.total))
+        views, turns = [], Turns()
+        for one in stats.queues:
+            views.append(self.counts_view(one))
+            await turns.after(QUEUE_BYTES)
+        return json_answer(self.queues_view(views, stats.total))
 
     async def queue(self, request: Request) -> Answer:
         """The counts of a queue, and its configuration. One that nobody used has zeros; `*` is the whole tenant."""
@@ -178,8 +185,11 @@ class Admin:
         tenant: str = request.query(self.of_tenant_type).tenant or request.principal.tenant
         return tenant
 
-    def queues_view(self, queues: list[QueueStats], total: QueueStats) -> Any:
-        return wire_queues.Queues(queues=[wire_queues.counts(one) for one in queues], total=wire_queues.counts(total))
+    def counts_view(self, stats: QueueStats) -> Any:
+        return wire_queues.counts(stats)
+
+    def queues_view(self, queues: list[Any], total: QueueStats) -> Any:
+        return wire_queues.Queues(queues=queues, total=wire_queues.counts(total))
 
     def queue_view(self, command: str, stats: QueueStats, config: wire_queues.QueueConfigBody) -> Any:
         return wire_queues.Queue(command=command, counts=wire_queues.counts(stats), config=config)
@@ -227,9 +237,12 @@ class CodeqAdmin(Admin):
     queues_given = list[CodeqQueue]
     queue_given = CodeqQueue
 
-    def queues_view(self, queues: list[QueueStats], total: QueueStats) -> Any:
+    def counts_view(self, stats: QueueStats) -> Any:
+        return _codeq_queue(stats)
+
+    def queues_view(self, queues: list[Any], total: QueueStats) -> Any:
         del total
-        return [_codeq_queue(one) for one in queues]
+        return queues
 
     def queue_view(self, command: str, stats: QueueStats, config: wire_queues.QueueConfigBody) -> Any:
         del config

@@ -205,12 +205,14 @@ class Tasks:
         new_ids = [one.id for one in made if _is_new(one)]
         old_ids = list(dict.fromkeys(one.id for one in made if not _is_new(one)))
         tasks = dict(zip(new_ids, await self.as_it_stands(who, new_ids), strict=True)) if new_ids else {}
-        size = 0
+        size, turns = 0, Turns()
         while old_ids and size <= SHOWN_MAX_BYTES:
             some, old_ids = old_ids[:SHOWN_STEP], old_ids[SHOWN_STEP:]
             found = await self.as_it_stands(who, some)
-            size += sum(len(task.payload) for task in found if task is not None)
+            read = sum(len(task.payload) for task in found if task is not None)
+            size += read
             tasks.update(zip(some, found, strict=True))
+            await turns.after(read)
         return tasks
 
     def _created(self, who: Principal, new: NewTask, made: Enqueued | Duplicate, task: Task | None) -> Any:
@@ -583,9 +585,7 @@ def _task_id(request: Request) -> bytes:
         raise unknown() from None
 
 
-async def _sorted_out(
-    raws: Sequence[Raw], read: Callable[[Raw], Item]
-) -> tuple[dict[int, Item], dict[int, Problem]]:
+async def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[int, Item], dict[int, Problem]]:
     """Those items of a batch that can be read, and what is wrong with the others, by where they stand."""
     good: dict[int, Item] = {}
     bad: dict[int, Problem] = {}
