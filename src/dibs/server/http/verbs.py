@@ -17,6 +17,13 @@ from dibs.task import BATCH_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
 
+LARGE = (verbs.ENQUEUE, verbs.HEARTBEAT, verbs.SETTLE, verbs.GET, verbs.CANCEL, verbs.STAGE)
+"""Whose bodies carry payloads or results, or long names."""
+UNCOUNTED = (verbs.COMMIT_LOAD, verbs.DROP, verbs.STATS)
+"""Whose lists may be longer than a batch."""
+UNCOUNTED_BODY_MAX_BYTES = 2 << 20
+"""Room for the chunks of the largest load."""
+
 #: Does what a verb asks for. The last is the caller's trace context.
 Act = Callable[[Principal, Any, str | None], Awaitable[Any]]
 
@@ -33,6 +40,8 @@ def verb_routes(gate: Gate) -> list[Route]:
             verb=verb.name,
             takes=verb.asks,
             content_type=MSGPACK,
+            body_max_bytes=None if verb in LARGE else UNCOUNTED_BODY_MAX_BYTES,
+            items_max=None if verb in UNCOUNTED else BATCH_MAX,
             gives={200: verb.answers},
             tag="store",
         )
