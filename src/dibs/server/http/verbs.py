@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -17,10 +18,8 @@ from dibs.task import BATCH_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
 
-LARGE = (verbs.ENQUEUE, verbs.HEARTBEAT, verbs.SETTLE, verbs.GET, verbs.CANCEL, verbs.STAGE)
-"""Whose bodies carry payloads or results, or long names."""
-UNCOUNTED = (verbs.COMMIT_LOAD, verbs.DROP, verbs.STATS)
-"""Whose lists may be longer than a batch."""
+UNCOUNTED = (verbs.REPLAY, verbs.PURGE, verbs.COMMIT_LOAD, verbs.DROP, verbs.STATS)
+"""Whose lists may be longer than a batch, or may be something else: here the size of the body is what bounds them."""
 UNCOUNTED_BODY_MAX_BYTES = 2 << 20
 """Room for the chunks of the largest load."""
 
@@ -40,7 +39,7 @@ def verb_routes(gate: Gate) -> list[Route]:
             verb=verb.name,
             takes=verb.asks,
             content_type=MSGPACK,
-            body_max_bytes=None if verb in LARGE else UNCOUNTED_BODY_MAX_BYTES,
+            body_max_bytes=UNCOUNTED_BODY_MAX_BYTES if verb in UNCOUNTED else sys.maxsize,
             items_max=None if verb in UNCOUNTED else BATCH_MAX,
             gives={200: verb.answers},
             tag="store",

@@ -35,8 +35,6 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 WHOLE = "whole"
 """In the state of a request of which all has arrived."""
-SMALL_BODY_MAX_BYTES = 1 << 20
-"""What a body may have that carries neither payloads nor results."""
 BODY_READ_S = 30.0
 """How long a client may take to send a body."""
 BUFFERED_MAX_BYTES = 256 << 20
@@ -180,7 +178,7 @@ class Route(Struct, frozen=True, kw_only=True):
     """The type of the body; None: it has none."""
     content_type: str = JSON
     """What the body has to be."""
-    body_max_bytes: int | None = None
+    body_max_bytes: int = sys.maxsize
     """How large the body may be, where nobody needs as much as the server takes at most."""
     items_max: int | None = BATCH_MAX
     """How many items a list of the body may have; None: as many as there is room for."""
@@ -316,9 +314,7 @@ class Web:
         self._check_content(request, route)
         held = 0
         try:
-            request.body, held = await self._read(
-                request, min(self._body_max_bytes, route.body_max_bytes or sys.maxsize)
-            )
+            request.body, held = await self._read(request, min(self._body_max_bytes, route.body_max_bytes))
             if id(route) in self._item_counters:
                 self._item_counters[id(route)](request.body)
             try:
