@@ -5,6 +5,7 @@ An operator's token may name another tenant with `?tenant=`.
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,8 +21,8 @@ from dibs.task import ALL_COMMANDS, Filter, QueueStats
 TAG = "Administration"
 CLEAN_UP_PAGES = 20
 """So many pages of a listing one clean-up looks at, at most."""
-QUEUE_BYTES = 256
-"""What the counts of a queue are taken for, as work."""
+QUEUE_BYTES, WORKER_BYTES = 256, 8 << 10
+"""What showing a queue, or a worker with its tasks, is taken for, as work."""
 
 
 def admin_routes(gate: Gate) -> list[Route]:
@@ -161,6 +162,7 @@ class Admin:
         which = Filter(command=asked.command, ended_until_ms=before_ms)
         for _ in range(CLEAN_UP_PAGES):
             page = await self._gate.list(who, tenant, which, cursor=cursor, limit=asked.limit - deleted)
+            await asyncio.sleep(0)  # A page in which nothing is over is followed by the next at once.
             over = [task.id for task in page.tasks if (task.kept_until_ms or before_ms + 1) <= before_ms]
             if over:
                 deleted += len((await self._gate.purge(who, tenant, over)).ids)
@@ -172,7 +174,11 @@ class Admin:
     async def workers(self, request: Request) -> Answer:
         """The workers that told of themselves not long ago."""
         found = await self._gate.workers(request.principal, self._tenant(request))
-        return json_answer(wire_queues.Workers(workers=[wire_queues.worker_view(one) for one in found]))
+        views, turns = [], Turns()
+        for one in found:
+            views.append(wire_queues.worker_view(one))
+            await turns.after(WORKER_BYTES)
+        return json_answer(wire_queues.Workers(workers=views))
 
     async def tenants(self, request: Request) -> Answer:
         """All tenants that have anything here. The operator's."""

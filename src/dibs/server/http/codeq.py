@@ -242,9 +242,16 @@ class CodeqTasks(Tasks):
         """The leases that the caller's own subject holds, where the server allows that."""
         if not self._leases_by_subject:
             return await super().tokens_by_subject(who, ids)
-        tokens = await self._gate.held(who, ids)
-        tasks = await self.as_it_stands(who, ids)
-        return [token or _not_held(one) for token, one in zip(tokens, tasks, strict=True)]
+        found: list[bytes | Problem] = []
+        turns = Turns()
+        for token, task_id in zip(await self._gate.held(who, ids), ids, strict=True):
+            if token is None:
+                [one] = await self.as_it_stands(who, [task_id])
+                found.append(_not_held(one))
+                await turns.after(0 if one is None else len(one.payload))
+            else:
+                found.append(token)
+        return found
 
     # ------------------------------------------------------------------------------------------------- how it is taken
 

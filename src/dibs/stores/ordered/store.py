@@ -349,7 +349,17 @@ class OrderedStore(LocalStore):
         await self._lane().transact(lambda txn: admin.register(txn, tenant, info, ttl_ms))
 
     async def _workers(self, tenant: str) -> Sequence[WorkerInfo]:
-        return self._read(lambda txn: views.workers(txn, tenant))
+        after: bytes | None = None
+
+        def step(txn: ReadTxn) -> tuple[list[WorkerInfo], bytes | None]:
+            return views.workers(txn, tenant, after)
+
+        alive, after = self._read(step)
+        while after is not None:
+            await asyncio.sleep(0)
+            some, after = self._read(step)
+            alive += some
+        return alive
 
     async def _tenants(self, cursor: str | None, limit: int) -> TenantPage:
         return self._read(lambda txn: views.tenants(txn, cursor, limit))

@@ -374,11 +374,14 @@ def _counted(command: str, counts: dict[str, int]) -> QueueStats:
     )
 
 
-def workers(txn: ReadTxn, tenant: str) -> list[WorkerInfo]:
-    """Returns the workers whose registration has not run out."""
+def workers(txn: ReadTxn, tenant: str, after: bytes | None) -> tuple[list[WorkerInfo], bytes | None]:
+    """Returns workers whose registration has not run out, from some of the entries after one, and the last entry that
+    was looked at; None: there are no more."""
     prefix = tenant_keys(tenant).worker
-    stored = [decode_worker(value) for _, value in _items(txn, prefix, prefix)]
-    return [worker.info for worker in stored if worker.expires_ms > txn.now_ms]
+    found = txn.scan(prefix if after is None else after + b"\0", end_of(prefix), STEP)
+    stored = [decode_worker(value) for _, value in found]
+    alive = [worker.info for worker in stored if worker.expires_ms > txn.now_ms]
+    return alive, found[-1][0] if len(found) == STEP else None
 
 
 def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
