@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 
 from dibs.clock import Clock
 from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
-from dibs.ids import new_id
 from dibs.portal import new_event_loop
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
@@ -40,7 +39,6 @@ from dibs.server.telemetry.tracing import Tracing
 from dibs.server.verifiers.keys import verifier_of
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
-from dibs.stores.direct import DirectStore
 from dibs.stores.local import LocalStore
 
 log = logging.getLogger("dibs.server")
@@ -52,7 +50,8 @@ EVENTS_READER = "server-events-file"
 ANYBODY = Principal("default", "anybody", ALL_SCOPES)
 """Everybody, in development mode."""
 
-Opener = Callable[[], Awaitable[LocalStore]]
+#: Opens the store; without `create`, one that is not there is not made.
+Opener = Callable[[bool], Awaitable[LocalStore]]
 
 
 def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
@@ -88,10 +87,10 @@ async def open_service(config: ServerConfig, settings: Settings, clock: Clock | 
     if settings.url.startswith(REMOTE):
         raise StoreRefused(f"{mask(settings.url)} is a server's store already: its clients can use it directly")
 
-    async def opener() -> LocalStore:
-        return await open_local(settings.url, settings=settings, clock=clock)
+    async def opener(create: bool) -> LocalStore:
+        return await open_local(settings.url, settings=settings, clock=clock, create=create)
 
-    return Service(config, await opener(), opener)
+    return Service(config, await opener(True), opener)
 
 
 class Service:
@@ -101,6 +100,7 @@ class Service:
         """`opener` opens the store again, should it break."""
         self.config = config
         self._opener = opener
+        self._store = store
         self.metrics = Metrics()
         limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit)
         self.gate = Gate(store, limiter, self.metrics, Tracing())
@@ -143,7 +143,7 @@ class Service:
         if self._events_file is not None:
             self._events_file.close()
         await self._authenticator.close()
-        await self.gate.store.close()
+        await self._store.close()
 
     def hurry(self) -> None:
         """Makes a stop that is under way wait for nobody."""
@@ -161,27 +161,36 @@ class Service:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
-                await _probe(self.gate.store)
-                while (await self.gate.store.sweep()).more:
+                self.metrics.shards_down.set_all({(): len(await self._store.probe())})
+                while (await self._store.sweep()).more:
                     pass
             except (StoreUnavailable, StoreClosed) as error:
                 log.error("the store does not answer: %s", error)
-                await self._open_again()
+                if not self._store.reopens:
+                    await self._open_again()
             except DibsError as error:
                 log.error("the sweep failed: %s", error)
+            except Exception:
+                # Nobody would sweep any more, nor look after the store.
+                log.exception("the sweep failed")
 
     async def _open_again(self) -> None:
-        """Whoever asks meanwhile is told to come again."""
+        """Whoever asks meanwhile is told to come again. Nothing is ever made anew, and another store is not taken: in
+        the place of one that was lost it would hide the loss."""
         with contextlib.suppress(DibsError):
-            await self.gate.store.close()
+            await self._store.close()
         try:
-            store = await self._opener()
+            store = await self._opener(False)
         except DibsError as error:
             log.error("the store cannot be opened again: %s", error)
             return
+        if store.store_id != self._store.store_id:
+            log.critical("there is another store in the place of the one that was served: it is left alone")
+            await store.close()
+            return
         log.warning("the store was opened again")
         store.meter = self.metrics
-        self.gate.store = store
+        self._store = self.gate.store = store
         for task in self._tending[1:]:
             task.cancel()
         self._tending[1:] = self._follow()
@@ -204,7 +213,7 @@ class Service:
     async def _ready(self, _: Request) -> Answer:
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                await _probe(self.gate.store)
+                await self._store.probe()
         except (DibsError, TimeoutError) as error:
             log.error("not ready: %s", error)
             raise Problem(503, "not_ready", "the store does not answer") from None
@@ -213,11 +222,6 @@ class Service:
     async def _measured(self, _: Request) -> Answer:
         await self.metrics.refresh(self.gate.store)
         return Answer(200, self.metrics.render(), CONTENT_TYPE)
-
-
-async def _probe(store: DirectStore) -> None:
-    """Goes the way of a write, and changes nothing: a store that can only be read is broken, too."""
-    await store.drop(ANYBODY.tenant, [new_id()])
 
 
 def _is_from_here(request: Request) -> bool:
@@ -251,6 +255,7 @@ class Watching:
         who = request.caller
         logs.access(
             request_id=request.id,
+            client=request.client,
             method=request.method,
             route=path,
             status=status,
@@ -258,6 +263,7 @@ class Watching:
             size_bytes=size_bytes,
             tenant="" if who is None else who.tenant,
             subject="" if who is None else who.subject,
+            error=request.inside,
         )
 
     def failed(self, request: Request, error: Exception) -> None:
