@@ -91,7 +91,8 @@ def test_a_request_is_one_line_with_its_fields(lines: Lines, form: Format) -> No
     if form == "text":
         assert re.fullmatch(
             r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dibs\.access request id=0195-ab client=192\.0\.2\.7 "
-            r'method=POST route=/v1/tasks/{id}/result status=202 duration_ms=12\.346 bytes=17 tenant=acme subject="worker 7"',
+            r"method=POST route=/v1/tasks/{id}/result status=202 duration_ms=12\.346 bytes=17 tenant=acme "
+            r'subject="worker 7"',
             line,
         )
     else:
@@ -99,8 +100,8 @@ def test_a_request_is_one_line_with_its_fields(lines: Lines, form: Format) -> No
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", seen.pop("time"))
         assert seen == {
             "level": "INFO", "logger": "dibs.access", "message": "request", "id": "0195-ab",
-            "client": "192.0.2.7", "method": "POST", "route": "/v1/tasks/{id}/result", "status": 202, "duration_ms": 12.346, "bytes": 17, "tenant": "acme",
-            "subject": "worker 7",
+            "client": "192.0.2.7", "method": "POST", "route": "/v1/tasks/{id}/result", "status": 202,
+            "duration_ms": 12.346, "bytes": 17, "tenant": "acme", "subject": "worker 7",
         }  # fmt: skip
 
 

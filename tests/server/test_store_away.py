@@ -52,7 +52,7 @@ async def until_said(server: ServerProcess, text: str) -> None:
 async def until_measured(api: Api, line: str) -> None:
     """Waits until the metrics have this line."""
     async with asyncio.timeout(PATIENCE_S):
-        while line.encode() not in (await api.get("/metrics")).body:
+        while line.encode() not in (await api.get("/metrics")).body:  # noqa: ASYNC110 - nobody tells when
             await asyncio.sleep(0.02)
 
 

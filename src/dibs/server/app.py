@@ -37,6 +37,7 @@ from dibs.server.telemetry import logs
 from dibs.server.telemetry.metrics import CONTENT_TYPE, Metrics
 from dibs.server.telemetry.tracing import Tracing
 from dibs.server.verifiers.keys import verifier_of
+from dibs.server.verifiers.tokens import TokenVerifier
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
 from dibs.stores.local import LocalStore
@@ -66,6 +67,8 @@ async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    # It would end the process. Files of tokens and keys are read again without it.
+    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP is ignored: restart the server to change its settings")
     service = await open_service(config, settings)
     bound = bind(config.host, config.port)
     await service.start(bound)
@@ -105,9 +108,8 @@ class Service:
         limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit)
         self.gate = Gate(store, limiter, self.metrics, Tracing())
         store.meter = self.metrics
-        self._authenticator = Authenticator(
-            [verifier_of(keys) for keys in config.keys], ANYBODY if config.development else None
-        )
+        self._verifiers = [verifier_of(keys) for keys in config.keys]
+        self._authenticator = Authenticator(self._verifiers, ANYBODY if config.development else None)
         routes = [
             *self._own_routes(),
             *task_routes(self.gate, HttpOptions(leases_by_subject=config.leases_by_subject)),
@@ -157,10 +159,13 @@ class Service:
         return [asyncio.ensure_future(follower.run())]
 
     async def _tend(self) -> None:
-        """Sweeps, and opens the store again when it has broken."""
+        """Sees what is revoked, sweeps, and opens the store again when it has broken."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
+                for verifier in self._verifiers:
+                    if isinstance(verifier, TokenVerifier):
+                        verifier.look()
                 self.metrics.shards_down.set_all({(): len(await self._store.probe())})
                 while (await self._store.sweep()).more:
                     pass

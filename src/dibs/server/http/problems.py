@@ -128,7 +128,8 @@ def unreadable(error: msgspec.MsgspecError | RecursionError | UnicodeError) -> P
     if isinstance(error, RecursionError):
         return Problem(400, "malformed", "the body is nested too deeply: flatten it")
     if not isinstance(error, msgspec.ValidationError):
-        return Problem(400, "malformed", f"the body cannot be read: {error}")
+        why = "it ends too early, or with half a character" if "truncated" in str(error) else error
+        return Problem(400, "malformed", f"the body cannot be read: {why}")
     message, _, where = str(error).partition(" - at `")
     field = where.rstrip("`").removeprefix("$").lstrip(".")
     return Problem(422, "invalid", f"{field}: {message}" if field else message, field=field)

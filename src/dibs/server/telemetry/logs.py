@@ -92,7 +92,7 @@ def access(
         return
     # Made by hand: finding out which line of the code it came from would cost more than all the rest.
     record = logging.LogRecord(_ACCESS.name, logging.INFO, "", 0, "request", None, None)
-    record.fields = {
+    fields = record.fields = {
         "id": request_id,
         "client": client,
         "method": method,
@@ -104,7 +104,7 @@ def access(
         "subject": subject,
     }
     if error:
-        record.fields["error"] = error
+        fields["error"] = error
     _ACCESS.handle(record)
 
 
