@@ -269,7 +269,7 @@ async def test_queued_bytes_have_a_ceiling(store: DirectStore, hand: Hand) -> No
     await enqueue(limiter, store, tasks(9, 100))
     with pytest.raises(LimitExceeded, match="queued_bytes_max"):
         await enqueue(limiter, store, tasks(2, 100))
-    with pytest.raises(LimitExceeded, match="send fewer"):
+    with pytest.raises(PayloadTooLarge, match="send fewer"):
         await enqueue(limiter, store, tasks(20, 100))
 
 
@@ -303,7 +303,7 @@ async def test_loads_count_too(store: DirectStore, hand: Hand) -> None:
         await limiter.stage(store, ACME, new_id(), tasks(11))
     with pytest.raises(PayloadTooLarge):
         await limiter.stage(store, ACME, new_id(), Rows([b"", b"1" * 101], [NewTask(command="work")]))
-    with pytest.raises(LimitExceeded, match="queued_tasks_max"):
+    with pytest.raises(InvalidOption, match="queued_tasks_max"):
         async with limiter.committing(store, ACME, chunks[:2]):
             raise AssertionError
     async with limiter.committing(store, ACME, chunks[:1]) as load:

@@ -80,12 +80,8 @@ def doc_routes(routes: Iterable[Route]) -> list[Route]:
     async def give_page(_: Request) -> Answer:
         return Answer(200, shown(), "text/html; charset=utf-8", headers)
 
-    async def lead_there(_: Request) -> Answer:
-        # From here: a proxy may have put the server below a path of its own.
-        return Answer(307, headers=[(b"location", b"docs")])
-
     return [
-        Route(method="GET", path="/", handle=lead_there, summary="Leads to the page", gives={307: None}),
+        Route(method="GET", path="/", handle=give_page, summary="The same page as /docs", gives={200: None}),
         Route(
             method="GET", path="/openapi.json", handle=give_document, summary="The OpenAPI document", gives={200: Any}
         ),
