@@ -163,7 +163,7 @@ async def test_an_answer_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_more_connections_than_there_is_room_for(served: Served) -> None:
     """Beyond the limit connections are refused at once; when others leave there is room again."""
-    served.service._listener._connections_max = 20
+    served.service._listener.connections_max = 20
     async with AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(connected(served.port)) for _ in range(30)]
         assert await raws[-1].hung_up()

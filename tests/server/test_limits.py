@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from dibs.settings import Settings
 from dibs.stores import open_local
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
-from dibs.task import Enqueued, Kind, Lease, NewTask, Rejected, Rows, Settlement
+from dibs.task import Committed, Enqueued, Kind, Lease, NewTask, Rejected, Rows, Settlement
 
 ACME = "acme"
 STORES = ["memory:", "lmdb", "shards"]
@@ -291,27 +291,61 @@ async def test_concurrent_callers_do_not_overshoot(store: DirectStore, hand: Han
     await enqueue(limiter, store, tasks(50), "other")
 
 
-async def test_loads_count_too(store: DirectStore, hand: Hand) -> None:
-    """Rows are paid for when they are staged, and must fit when they are committed."""
-    limiter = hand.limiter(TenantLimits(queued_tasks_max=15, enqueue_per_s=40, payload_max_bytes=100))
-    chunks = [new_id() for _ in range(3)]
-    rows = Rows([b"1"] * 10, [NewTask(command="work")])
-    for chunk_id in chunks:
-        await limiter.stage(store, ACME, chunk_id, rows)
+async def stage(limiter: Limiter, store: DirectStore, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> None:
+    """Stages a chunk as a server does."""
+    async with limiter.staging(store, ACME, chunk_id, rows) as entry:
         await store.stage(ACME, chunk_id, rows)
+        entry.done()
+
+
+async def commit(limiter: Limiter, store: DirectStore, name: str, seq: int, chunk_ids: Sequence[bytes]) -> Committed:
+    """Commits a load as a server does."""
+    async with limiter.committing(store, ACME, chunk_ids) as entry:
+        committed = await store.commit_load(ACME, name, seq, chunk_ids)
+        if not committed.already:
+            entry.done()
+        return committed
+
+
+async def test_loads_count_too(store: DirectStore, hand: Hand) -> None:
+    """Rows are paid for when they are staged, and their room is held from then on."""
+    limiter = hand.limiter(TenantLimits(queued_tasks_max=25, enqueue_per_s=40, payload_max_bytes=100))
+    rows = Rows([b"1"] * 10, [NewTask(command="work")])
+    first, second, third = (new_id() for _ in range(3))
+    for chunk_id in (first, second, second):  # staged again it counts once
+        await stage(limiter, store, chunk_id, rows)
     with pytest.raises(LimitExceeded, match="enqueue_per_s"):
-        await limiter.stage(store, ACME, new_id(), tasks(11))
+        await stage(limiter, store, third, tasks(11))
     with pytest.raises(PayloadTooLarge):
-        await limiter.stage(store, ACME, new_id(), Rows([b"", b"1" * 101], [NewTask(command="work")]))
-    with pytest.raises(InvalidOption, match="queued_tasks_max"):
-        async with limiter.committing(store, ACME, chunks[:2]):
-            raise AssertionError
-    async with limiter.committing(store, ACME, chunks[:1]) as load:
-        assert (await store.commit_load(ACME, "first", 0, chunks[:1])).rows == 10
-        load.done()
+        await stage(limiter, store, third, Rows([b"", b"1" * 101], [NewTask(command="work")]))
+    hand.now_s += 1
     with pytest.raises(LimitExceeded, match="queued_tasks_max"):
-        async with limiter.committing(store, ACME, chunks[1:2]):
-            raise AssertionError
+        await stage(limiter, store, third, rows)
+    with pytest.raises(LimitExceeded, match="queued_tasks_max"):
+        await enqueue(limiter, store, tasks(6))
+    assert (await commit(limiter, store, "load", 0, [first])).rows == 10
+    with pytest.raises(LimitExceeded, match="queued_tasks_max"):
+        await stage(limiter, store, third, rows)
+    await store.drop(ACME, [second])
+    limiter.dropped(ACME, [second])
+    await stage(limiter, store, third, rows)
+
+
+async def test_a_commit_that_changes_nothing_makes_no_room(store: DirectStore, hand: Hand) -> None:
+    """Naming chunks in a commit that was made before does not have them forgotten: what waits still counts."""
+    limiter = hand.limiter(TenantLimits(queued_tasks_max=25))
+    chunks = [new_id(), new_id()]
+    for chunk_id in chunks:
+        await stage(limiter, store, chunk_id, Rows([b"1"] * 10, [NewTask(command="work")]))
+    await commit(limiter, store, "load", 1, [])
+    assert (await commit(limiter, store, "load", 1, chunks)).already
+    with pytest.raises(LimitExceeded, match="queued_tasks_max"):
+        await stage(limiter, store, new_id(), Rows([b"1"] * 10, [NewTask(command="work")]))
+
+
+async def test_chunks_of_before_a_restart(store: DirectStore, hand: Hand) -> None:
+    """Of what was staged before, nothing is known but that there must be room."""
+    limiter = hand.limiter(TenantLimits(queued_tasks_max=5))
     unknown = new_id()
     async with limiter.committing(store, ACME, [unknown]):
         pass

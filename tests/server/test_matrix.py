@@ -293,6 +293,17 @@ async def test_listening_to_another_tenant_is_refused(client: Client) -> None:
     assert (status, said["code"]) == (403, "forbidden")
 
 
+async def test_only_who_may_read_events_hears_of_them(client: Client) -> None:
+    """That the journal grew is told to those who may read it; that a queue has tasks, to those whose command it is."""
+    [route] = [route for route in ROUTES if route.path == PATH + "subscribe"]
+    journal = msgspec.msgpack.encode({"topics": [{"type": "OnJournalled"}]})
+    status, said = await client.call(route, token("enqueue claim"), body=journal)
+    assert (status, said["code"]) == (403, "forbidden")
+    queue = body_of(route, NOTHING_IN_PARTICULAR)
+    status, said = await client.call(route, token(commands=["other"]), body=queue)
+    assert (status, said["code"]) == (403, "forbidden")
+
+
 async def test_a_token_for_some_commands_sees_no_others(client: Client) -> None:
     """What a token is not for cannot be enqueued, claimed, seen, counted, cancelled or configured by it."""
     async with (

@@ -23,7 +23,7 @@ from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
 from dibs.server.gate import Gate
 from dibs.server.http.admin import admin_routes
-from dibs.server.http.listener import Listener, bind
+from dibs.server.http.listener import Listener, bind, connections_max
 from dibs.server.http.openapi import doc_routes
 from dibs.server.http.problems import Problem
 from dibs.server.http.routes import HttpOptions, task_routes
@@ -105,7 +105,7 @@ class Service:
         self._opener = opener
         self._store = store
         self.metrics = Metrics()
-        limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit)
+        limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit, waiting_max=connections_max() // 2)
         self.gate = Gate(store, limiter, self.metrics, Tracing())
         store.meter = self.metrics
         self._verifiers = [verifier_of(keys) for keys in config.keys]
@@ -124,7 +124,9 @@ class Service:
         )
         if config.development:
             self.web.accepts = _is_from_here
-        self._listener = Listener(self.web, certificate=config.tls_cert, key=config.tls_key)
+        self._listener = Listener(
+            self.web, certificate=config.tls_cert, key=config.tls_key, on_cut=self.metrics.connection_cut
+        )
         self._events_file = None if config.events_to is None else EventsFile(config.events_to)
         self._tending: list[asyncio.Task[None]] = []
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from dibs.checks import check_chunk_id, check_claim_id, check_whole
 from dibs.errors import Forbidden, PayloadTooLarge, StoreUnavailable
 from dibs.server.auth import Principal
 from dibs.server.limiter import Limiter
@@ -25,6 +26,7 @@ from dibs.server.telemetry.tracing import Tracing
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET
+from dibs.stores.remote.verbs import WAITED_MAX
 from dibs.stores.wakeups import Journalled, Ready, Topic
 from dibs.task import (
     ALL_COMMANDS,
@@ -66,9 +68,10 @@ UNCLAIMED_MAX = 10_000
 SUBSCRIPTION_LOOK_S = 15.0
 """How often somebody who listens hears that the server is still there."""
 
-LOOKED_AT_ONCE = 50
-ANSWER_MAX_BYTES = 64 << 20
-"""An answer about many tasks holds no more than that, and what is looked at once."""
+LOOKED_AT_FIRST = 8
+SMALL_BYTES = 1 << 20
+ANSWER_MAX_BYTES = 16 << 20
+"""An answer about many tasks holds no more than that, and the last few that were looked at."""
 COUNTED_ELSEWHERE = frozenset({"enqueue", "claim"})
 """What they cost is not known before they are looked at."""
 
@@ -128,6 +131,8 @@ class Gate:
         """Takes tasks. A server that stops gives nothing out, and answers those who wait at once."""
         self._check(who, "claim", tenant)
         who.check_commands(commands)
+        if claim_id is not None:
+            check_claim_id(claim_id)
         if self._stopping:
             raise StoreUnavailable("the server is stopping: ask again, or ask another")
         name = None if claim_id is None else (tenant, claim_id)
@@ -155,7 +160,7 @@ class Gate:
         if name is not None:
             self._claims[name] = _current_task()
         try:
-            leases = await (self._waiting_claim(claimed()) if wait_s else claimed())
+            leases = await (self._waiting_claim(who, claimed()) if wait_s else claimed())
         finally:
             if name is not None:
                 self._claims.pop(name, None)
@@ -166,10 +171,12 @@ class Gate:
         self._tracing.claimed(leases, began_ns, traceparent)
         return leases
 
-    async def _waiting_claim(self, claim: Coroutine[None, None, builtins.list[Lease]]) -> builtins.list[Lease]:
+    async def _waiting_claim(
+        self, who: Principal, claim: Coroutine[None, None, builtins.list[Lease]]
+    ) -> builtins.list[Lease]:
         self._metrics.waiting_claims.inc()
         try:
-            return await self._until_stopping(claim, _nothing)
+            return await self._until_stopping(who, claim, _nothing)
         finally:
             self._metrics.waiting_claims.dec()
 
@@ -177,6 +184,7 @@ class Gate:
         """Puts back what a claim took whose caller has given it up, also one that is still on its way. `for_good`: if
         the claim has not arrived yet, it will take nothing."""
         self._check(who, "unclaim", tenant)
+        check_claim_id(claim_id)
         name = (tenant, claim_id)
         if for_good:
             self._unclaimed[name] = None
@@ -186,6 +194,10 @@ class Gate:
         if claiming is not None:
             claiming.cancel()
             await asyncio.wait([claiming])
+        if who.commands is not None and not all(
+            who.sees(lease.command) for lease in await self.store._claimed(tenant, claim_id) or ()
+        ):
+            return 0  # somebody else's
         return await self.store.unclaim(tenant, claim_id)
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
@@ -222,13 +234,15 @@ class Gate:
         """Returns each task as it stands; None: there is none for this caller."""
         self._check(who, "get", tenant, len(refs))
         tasks: builtins.list[Task | None] = []
-        size = 0
-        for start in range(0, len(refs), LOOKED_AT_ONCE):
-            if size > ANSWER_MAX_BYTES:
-                raise PayloadTooLarge(f"these tasks hold more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once")
-            some = await self.store.get(tenant, refs[start : start + LOOKED_AT_ONCE])
-            size += sum(_size(task) for task in some if task is not None)
+        size, step = 0, LOOKED_AT_FIRST
+        while len(tasks) < len(refs):
+            some = await self.store.get(tenant, refs[len(tasks) : len(tasks) + step])
             tasks += some
+            size += sum(_size(task) for task in some if task is not None)
+            if size > ANSWER_MAX_BYTES and len(refs) > 1:
+                raise PayloadTooLarge(f"these tasks hold more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once")
+            # Twice as many next time, as long as they are small.
+            step = min(2 * step, BATCH_MAX) if size <= SMALL_BYTES else LOOKED_AT_FIRST
         return [_if_seen(who, task) for task in tasks]
 
     async def wait(
@@ -236,6 +250,7 @@ class Gate:
     ) -> builtins.list[Task | None]:
         """Returns how the tasks stand once any of them has ended, or the time is over, or the server stops."""
         self._check(who, "wait", tenant, len(ids))
+        check_whole("the number of ids to wait for", len(ids), 1, WAITED_MAX)
         ids = [*ids]
         if who.commands is not None and None in await self.get(who, tenant, ids):
             wait_s = 0.0  # what exists, and not for this caller, is not waited for
@@ -243,7 +258,7 @@ class Gate:
         async def now() -> builtins.list[Task | None]:
             return await self.store.get(tenant, ids)
 
-        tasks = await self._until_stopping(self.store.wait(tenant, ids, wait_s), now)
+        tasks = await self._until_stopping(who, self.store.wait(tenant, ids, wait_s), now)
         return [_if_seen(who, task) for task in tasks]
 
     async def cancel(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Cancelled]:
@@ -313,9 +328,13 @@ class Gate:
         who.check_verb("stage")
         who.check_tenant(tenant)
         who.check_commands([options.command for options in rows.options])
-        await self._limiter.stage(self.store, tenant, chunk_id, rows)
-        with self._tracing.stage(tenant, rows, traceparent) as traced:
-            return await self.store.stage(tenant, chunk_id, traced)
+        check_chunk_id(chunk_id)
+        async with self._limiter.staging(self.store, tenant, chunk_id, rows) as entry:
+            with self._tracing.stage(tenant, rows, traceparent) as traced:
+                staged = await self.store.stage(tenant, chunk_id, traced)
+            if not staged.already:
+                entry.done()
+        return staged
 
     async def commit_load(
         self,
@@ -332,14 +351,17 @@ class Gate:
         who.check_tenant(tenant)
         async with self._limiter.committing(self.store, tenant, chunk_ids) as entry:
             committed = await self.store.commit_load(tenant, name, seq, chunk_ids, forget_s=forget_s)
-        entry.done()
+            if not committed.already:
+                entry.done()
         self._metrics.loaded(tenant, committed.rows)
         return committed
 
     async def drop(self, who: Principal, tenant: str, chunk_ids: Sequence[bytes]) -> int:
         """Drops staged chunks."""
         self._check(who, "drop", tenant)
-        return await self.store.drop(tenant, chunk_ids)
+        dropped = await self.store.drop(tenant, chunk_ids)
+        self._limiter.dropped(tenant, chunk_ids)
+        return dropped
 
     # --------------------------------------------------------------------------------------------- queues and workers
 
@@ -420,18 +442,20 @@ class Gate:
         happened."""
         self._check(who, "subscribe", who.tenant)
         for topic in topics:
-            if not isinstance(topic, Journalled):
+            if isinstance(topic, Journalled):
+                who.check_verb("events")  # it tells that something happened, at any tenant's
+            else:
                 who.check_tenant(topic.tenant)
             if isinstance(topic, Ready):
                 who.check_commands([topic.command])
-        return self._listen(topics, limit)
+        return self._listen(who, topics, limit)
 
-    async def _listen(self, topics: Sequence[Topic], limit: int) -> AsyncGenerator[bool, None]:
+    async def _listen(self, who: Principal, topics: Sequence[Topic], limit: int) -> AsyncGenerator[bool, None]:
         with self.store.subscribe(topics, limit) as subscription:
             happened = False
             yield happened
             while not happened and not self._stopping:
-                happened = await self._until_stopping(subscription.wait(SUBSCRIPTION_LOOK_S), _false)
+                happened = await self._until_stopping(who, subscription.wait(SUBSCRIPTION_LOOK_S), _false)
                 yield happened
 
     # ----------------------------------------------------------------------------------------------------------- stop
@@ -442,22 +466,26 @@ class Gate:
         for task in self._waiting:
             task.cancel()
 
-    async def _until_stopping(self, work: Awaitable[T], instead: Callable[[], Awaitable[T]]) -> T:
-        """Returns what the work returns, or something else if the server stops before."""
+    async def _until_stopping(
+        self, who: Principal, work: Coroutine[None, None, T], instead: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Returns what the work returns, or something else if the server stops before. The caller's tenant waits for it
+        in one of so many places."""
         if self._stopping:
-            if asyncio.iscoroutine(work):
-                work.close()
+            work.close()
             return await instead()
         task = _current_task()
-        self._waiting.add(task)
         try:
-            return await work
+            with self._limiter.waiting(who.tenant):
+                self._waiting.add(task)
+                return await work
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
             task.uncancel()
             return await instead()
         finally:
+            work.close()
             self._waiting.discard(task)
 
     # -------------------------------------------------------------------------------------------------------- helpers

@@ -22,7 +22,7 @@ import contextlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from types import TracebackType
 from typing import NoReturn, Self
@@ -30,10 +30,10 @@ from typing import NoReturn, Self
 from msgspec import Struct
 
 from dibs.errors import InvalidOption, LimitExceeded, PayloadTooLarge
-from dibs.server.limits import RATES, UNLIMITED, LimitsTable, TenantLimits
+from dibs.server.limits import COUNT_MAX, RATES, UNLIMITED, LimitsTable, TenantLimits
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import Store
-from dibs.task import NewTask, QueueStats, Rejected, Rows
+from dibs.task import CHUNK_KEEP_S, NewTask, QueueStats, Rejected, Rows
 
 CEILING_WAIT_S = 5.0
 """What to wait for at a ceiling, while nobody knows how fast the queue empties."""
@@ -116,8 +116,12 @@ class Limiter:
         now_s: Callable[[], float] = time.monotonic,
         on_hit: OnHit | None = None,
         wall_s: Callable[[], float] = time.time,
+        waiting_max: int = COUNT_MAX,
     ) -> None:
-        """`on_hit` counts refusals. `wall_s` is for `run_at_ms`, which is by the epoch."""
+        """`on_hit` counts refusals. `wall_s` is for `run_at_ms`, which is by the epoch. `waiting_max` holds for each
+        tenant beside its own."""
+        self._waiting_max = waiting_max
+        self._waiting: dict[str, int] = {}
         self._table = table
         self._now_s = now_s
         self._wall_s = wall_s
@@ -127,7 +131,7 @@ class Limiter:
         self._buckets: dict[str, dict[str, Bucket]] = {}
         self._prune_at = TENANTS_KEPT
         self._under_way: dict[str, _UnderWay] = {}
-        self._chunks: OrderedDict[tuple[str, bytes], tuple[int, int]] = OrderedDict()
+        self._staged = _StagedChunks(now_s)
 
     # ---------------------------------------------------------------------------------------------------------- rates
 
@@ -183,40 +187,43 @@ class Limiter:
             del self._buckets[tenant]
         self._prune_at = max(TENANTS_KEPT, 2 * len(self._buckets))
 
+    @contextlib.contextmanager
+    def waiting(self, tenant: str) -> Iterator[None]:
+        """Counts a call that waits, while it does."""
+        own = self._table.of(tenant).waiting_max
+        ceiling = self._waiting_max if own is None else min(own, self._waiting_max)
+        count = self._waiting.get(tenant, 0)
+        if count >= ceiling:
+            self._refuse(tenant, "waiting_max", LOOK_AGAIN_S, f"{count} calls wait and waiting_max is {ceiling}")
+        self._waiting[tenant] = count + 1
+        try:
+            yield
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
     # -------------------------------------------------------------------------------------------------------- enqueue
 
     def enqueueing(self, store: Store, tenant: str, tasks: Sequence[NewTask]) -> Enqueueing:
         """Entered, it holds the room that the tasks need until they are in; use it with ``async with``."""
         return Enqueueing(self, store, tenant, tasks)
 
-    async def stage(self, store: Store, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> None:
-        """Spends for a chunk of a load: rows and bytes by rate. A row that is beyond a limit of single tasks refuses
-        the chunk, as a bad row does; and a chunk is refused while the tenant is at a ceiling."""
-        limits = self._table.of(tenant)
-        payloads, options = (
-            (rows.payloads, rows.options) if isinstance(rows, Rows) else ([task.payload for task in rows], rows)
-        )
-        count, size_bytes = len(payloads), sum(map(len, payloads))
-        if limits is not UNLIMITED:
-            largest = NewTask(command="", payload=max(payloads, key=len, default=b""))
-            for row in (largest, *options):
-                if (bad := self._unfit(tenant, row, limits)) is not None:
-                    raise bad
-        self.spend(tenant, "stage", count, size_bytes)
-        if _has_ceilings(limits):
-            try:
-                await self._check_ceilings(store, tenant, count, size_bytes)
-            except BaseException:
-                self.charge(tenant, "stage", -count, -size_bytes)
-                raise
-            self._chunks[tenant, chunk_id] = count, size_bytes
-            while len(self._chunks) > CHUNKS_KEPT:
-                self._chunks.popitem(last=False)
+    def staging(self, store: Store, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> Staging:
+        """Entered, it spends for a chunk of a load, and holds the room that its rows will need; use it with
+        ``async with``, and say `done` when it is staged. A row that is beyond a limit of single tasks refuses the
+        chunk, as a bad row does."""
+        return Staging(self, store, tenant, chunk_id, rows)
 
     def committing(self, store: Store, tenant: str, chunk_ids: Sequence[bytes]) -> Committing:
-        """Entered, it holds the room that the rows of a load need until they are in. What was staged before this
-        server started is not known here: of that, the tenant's room is only known to be not used up."""
+        """Entered, it lets the rows of a load in, whose room is held since they were staged. What was staged before
+        this server started is not known here: of that, the tenant's room is only known to be not used up."""
         return Committing(self, store, tenant, chunk_ids)
+
+    def dropped(self, tenant: str, chunk_ids: Sequence[bytes]) -> None:
+        """These chunks need no room any more."""
+        for chunk_id in chunk_ids:
+            self._staged.forget(tenant, chunk_id)
 
     def _unfit(self, tenant: str, task: NewTask, limits: TenantLimits) -> InvalidOption | PayloadTooLarge | None:
         """What is beyond the limits of single tasks, if anything."""
@@ -240,9 +247,12 @@ class Limiter:
         """Raises unless there is room for so much beside what is there and what is on its way."""
         limits = self._table.of(tenant)
         total, beside = await self._under_way_of(tenant).look(store, tenant)
+        staged = self._staged.of(tenant)
+        queued = total.ready + total.delayed + beside.tasks + staged.tasks
+        held_bytes = total.bytes + beside.size_bytes + staged.size_bytes
         for name, ceiling, held, more in (
-            ("queued_tasks_max", limits.queued_tasks_max, total.ready + total.delayed + beside.tasks, tasks),
-            ("queued_bytes_max", limits.queued_bytes_max, total.bytes + beside.size_bytes, size_bytes),
+            ("queued_tasks_max", limits.queued_tasks_max, queued, tasks),
+            ("queued_bytes_max", limits.queued_bytes_max, held_bytes, size_bytes),
         ):
             # At the ceiling also what adds nothing that is known is refused.
             if ceiling is None or (held + more <= ceiling and held < ceiling):
@@ -309,6 +319,9 @@ class _Sum(Struct):
     tasks: int = 0
     size_bytes: int = 0
     claims: int = 0
+
+
+_NOTHING = _Sum()
 
 
 class _UnderWay:
@@ -413,6 +426,44 @@ class Enqueueing(_Entry):
         return self
 
 
+class Staging(_Entry):
+    """A chunk on its way in."""
+
+    def __init__(
+        self, limiter: Limiter, store: Store, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows
+    ) -> None:
+        super().__init__(limiter, store, tenant)
+        self._chunk_id = chunk_id
+        if isinstance(rows, Rows):
+            payloads, self._options = rows.payloads, rows.options
+        else:
+            payloads, self._options = [task.payload for task in rows], [*rows]
+        self._largest = max(payloads, key=len, default=b"")
+        self._count, self._size_bytes = len(payloads), sum(map(len, payloads))
+
+    async def __aenter__(self) -> Self:
+        limiter, tenant = self._limiter, self._tenant
+        limits = limiter._table.of(tenant)
+        if limits is not UNLIMITED:
+            for row in (NewTask(command="", payload=self._largest), *self._options):
+                if (bad := limiter._unfit(tenant, row, limits)) is not None:
+                    raise bad
+        limiter.spend(tenant, "stage", self._count, self._size_bytes)
+        # What it held before, staged again, is counted already.
+        tasks, size_bytes = limiter._staged.size_of(tenant, self._chunk_id)
+        try:
+            await self._hold(max(0, self._count - tasks), max(0, self._size_bytes - size_bytes))
+        except BaseException:
+            limiter.charge(tenant, "stage", -self._count, -self._size_bytes)
+            raise
+        return self
+
+    def done(self) -> None:
+        """The chunk is staged: its room is held until it is committed, dropped or forgotten."""
+        if self._held is not None:
+            self._limiter._staged.add(self._tenant, self._chunk_id, self._count, self._size_bytes)
+
+
 class Committing(_Entry):
     """The rows of a load on their way in."""
 
@@ -421,16 +472,57 @@ class Committing(_Entry):
         self._chunk_ids = chunk_ids
 
     async def __aenter__(self) -> Self:
-        limiter, tenant = self._limiter, self._tenant
-        limiter.spend(tenant, "commit_load")
-        known = [limiter._chunks.get((tenant, chunk_id), (0, 0)) for chunk_id in self._chunk_ids]
-        await self._hold(sum(rows for rows, _ in known), sum(size_bytes for _, size_bytes in known))
+        self._limiter.spend(self._tenant, "commit_load")
+        if not all(self._limiter._staged.knows(self._tenant, chunk_id) for chunk_id in self._chunk_ids):
+            await self._hold(0, 0)
         return self
 
     def done(self) -> None:
-        """The load is in, or was: its chunks need no memory any more."""
-        for chunk_id in self._chunk_ids:
-            self._limiter._chunks.pop((self._tenant, chunk_id), None)
+        """The rows are in: the store counts them now."""
+        self._limiter.dropped(self._tenant, self._chunk_ids)
+
+
+class _StagedChunks:
+    """The chunks that wait for their commit, of tenants with ceilings; the oldest are forgotten when the store forgets
+    them, or there are too many."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._chunks: OrderedDict[tuple[str, bytes], tuple[int, int, float]] = OrderedDict()
+        self._sums: dict[str, _Sum] = {}
+
+    def of(self, tenant: str) -> _Sum:
+        """What a tenant has staged."""
+        old_s = self._now_s() - CHUNK_KEEP_S
+        while self._chunks and (len(self._chunks) > CHUNKS_KEPT or next(iter(self._chunks.values()))[2] <= old_s):
+            self.forget(*next(iter(self._chunks)))
+        return self._sums.get(tenant, _NOTHING)
+
+    def knows(self, tenant: str, chunk_id: bytes) -> bool:
+        """Whether a chunk is among them."""
+        return (tenant, chunk_id) in self._chunks
+
+    def size_of(self, tenant: str, chunk_id: bytes) -> tuple[int, int]:
+        """How many rows and bytes a chunk has; none if it is not among them."""
+        return self._chunks.get((tenant, chunk_id), (0, 0, 0.0))[:2]
+
+    def add(self, tenant: str, chunk_id: bytes, tasks: int, size_bytes: int) -> None:
+        """A chunk was staged, instead of what it held before."""
+        self.forget(tenant, chunk_id)
+        self._chunks[tenant, chunk_id] = tasks, size_bytes, self._now_s()
+        held = self._sums.setdefault(tenant, _Sum())
+        held.tasks += tasks
+        held.size_bytes += size_bytes
+
+    def forget(self, tenant: str, chunk_id: bytes) -> None:
+        """A chunk does not wait any more."""
+        known = self._chunks.pop((tenant, chunk_id), None)
+        if known is not None:
+            held = self._sums[tenant]
+            held.tasks -= known[0]
+            held.size_bytes -= known[1]
+            if not held.tasks:
+                del self._sums[tenant]
 
 
 class Claiming:

@@ -63,6 +63,9 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Payloads and results that are held, of tasks in every place."""
     in_flight_max: int | None = None
     """Tasks under a lease."""
+    waiting_max: int | None = None
+    """Calls that wait at once: claims, waits for results, subscriptions. Each is a connection. By default, half of the
+    connections that the server can have."""
     payload_max_bytes: int | None = None
     """One payload; the store's own limit holds besides."""
     delay_max_s: float | None = None
@@ -88,7 +91,7 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 FIELDS: Final = TenantLimits.__struct_fields__
 RATES: Final = tuple(name for name in FIELDS if name.endswith("_per_s"))
 _SIZES: Final = frozenset({"enqueue_bytes_per_s", "enqueue_bytes_burst", "queued_bytes_max", "payload_max_bytes"})
-_WHOLE: Final = frozenset({"queued_tasks_max", "queued_bytes_max", "in_flight_max", "payload_max_bytes"})
+_WHOLE: Final = frozenset({"queued_tasks_max", "queued_bytes_max", "in_flight_max", "waiting_max", "payload_max_bytes"})
 
 
 def _check(name: str, value: object) -> None:

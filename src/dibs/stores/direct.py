@@ -84,14 +84,7 @@ class DirectStore(Store):
         return len(leases)
 
     async def _wait(self, tenant: str, ids: Sequence[bytes], wait_s: float) -> Sequence[Task | None]:
-        async def look() -> Sequence[Task | None]:
-            return await self._get(tenant, ids)
-
-        def over(tasks: Sequence[Task | None]) -> bool:
-            return any(task is None or task.status.ended for task in tasks)
-
-        topics = [Ended(tenant, task_id) for task_id in dict.fromkeys(ids)]
-        return await wait_for(self.subscribe(topics), look, no_hint, wait_s, over)
+        return await wait_by_looking(self, tenant, ids, wait_s)
 
     # ------------------------------------------------------------------------------------------------- what is beneath
 
@@ -221,3 +214,16 @@ class DirectStore(Store):
     async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
         """A fact about the store itself: the first `value` given under this name, kept and returned ever after.
         None: nobody has given one."""
+
+
+async def wait_by_looking(store: Store, tenant: str, ids: Sequence[bytes], wait_s: float) -> Sequence[Task | None]:
+    """What `Store.wait` does, by a subscription: looks when something has ended."""
+
+    async def look() -> Sequence[Task | None]:
+        return await store._get(tenant, ids)
+
+    def over(tasks: Sequence[Task | None]) -> bool:
+        return any(task is None or task.status.ended for task in tasks)
+
+    topics = [Ended(tenant, task_id) for task_id in dict.fromkeys(ids)]
+    return await wait_for(store.subscribe(topics), look, no_hint, wait_s, over)

@@ -293,6 +293,8 @@ class Store(abc.ABC):
     async def stats(self, tenant: str, commands: Sequence[str] | None = None) -> Stats:
         """Returns exact counts of the tenant and of its queues (all of them, or those named)."""
         checks.check_tenant(tenant)
+        if commands:
+            checks.check_whole("the number of commands", len(commands), 0, BATCH_MAX)
         for command in commands or ():
             checks.check_command(command)
         return await self._stats(tenant, commands)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import resource
 import socket
 import ssl
+import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -18,15 +20,21 @@ from uvicorn.server import ServerState
 from dibs.errors import SettingsError
 from dibs.server.http.web import WHOLE
 
+log = logging.getLogger("dibs.server")
+
 HEAD_S = 30.0
 """How long a client may take to send the head of a request, and to begin with one after it has connected."""
 HEAD_MAX_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
+UNREAD_MAX_BYTES = 128 << 20
+"""How much of all answers together may wait to be read; who has had theirs for the longest is cut off."""
 UNREAD_S = 30.0
 """How long a client may leave an answer unread before its connection is cut."""
 FILES_RESERVED = 256
 """Of the files that the system lets a process have open, so many are not for connections."""
 BACKLOG = 2048
+SAY_EVERY_S = 10.0
+"""How often the log says that connections are cut off."""
 
 
 def _refusal(status: str, code: str, message: str) -> bytes:
@@ -45,8 +53,6 @@ _MALFORMED = _refusal("400 Bad Request", "malformed", "this cannot be read as a 
 class Connection(HttpToolsProtocol):
     """One client's connection. One that takes too long to say what it wants, or says too much, is closed."""
 
-    connections_max = 0
-    """So many there may be at once; more are refused. 0: no limit."""
     _in_head = True
     _unused_bytes = 0
     """What arrived since a request's head was complete, or a part of its body came: the head of the next, or what
@@ -55,12 +61,25 @@ class Connection(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     """The request that is being answered; others may stand behind it."""
 
+    def __init__(self, listener: Listener, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self._listener = listener
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.connections_max and len(self.connections) > self.connections_max:
+        if len(self.connections) > self._listener.connections_max:
+            self._listener.cut("connections_max")
             transport.abort()
         else:
             self._arm()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._listener.leaves_unread(self)
+
+    def resume_writing(self) -> None:
+        self._listener.unread.pop(self, None)
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         self._unused_bytes += len(data)
@@ -74,6 +93,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._listener.unread.pop(self, None)
         super().connection_lost(exc)
         if self._running is not None and not self._running.response_complete:
             # uvicorn tells the last request only, and it is the first that may be waiting.
@@ -81,6 +101,7 @@ class Connection(HttpToolsProtocol):
             self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 ours says the same
+        log.warning("what came from %s cannot be read as a request", self.client[0] if self.client else "somebody")
         self._refuse(_MALFORMED)
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -141,6 +162,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
+def _says_more(record: logging.LogRecord) -> bool:
+    """Of what is no request uvicorn says only that: ours says where it came from."""
+    return record.msg != "Invalid HTTP request received."
+
+
 class Cork:
     """What a request writes to: the head of its answer waits for the first part of the body, so that both are one
     packet and one system call."""
@@ -173,7 +199,15 @@ class Cork:
 class Listener:
     """Accepts connections and hands their requests to an application."""
 
-    def __init__(self, app: Any, *, certificate: str | None = None, key: str | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        certificate: str | None = None,
+        key: str | None = None,
+        on_cut: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_cut` hears why a connection was refused or cut off."""
         self._config = uvicorn.Config(
             app,
             http=Connection,
@@ -193,9 +227,14 @@ class Listener:
             self._config.load()
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"the certificate or its key cannot be used: {error}") from error
+        logging.getLogger("uvicorn.error").addFilter(_says_more)
         self._state = ServerState()
-        self._connections_max = max(_files_max() - FILES_RESERVED, FILES_RESERVED)
+        self.connections_max = connections_max()
         self._server: asyncio.Server | None = None
+        self.unread: dict[Connection, None] = {}
+        """Those whose clients leave their answers unread, the longest first."""
+        self._on_cut = on_cut
+        self._said_s = 0.0
 
     @property
     def connections(self) -> int:
@@ -213,9 +252,28 @@ class Listener:
         )
 
     def _connection(self) -> Connection:
-        connection = Connection(self._config, self._state, {})
-        connection.connections_max = self._connections_max
-        return connection
+        return Connection(self, self._config, self._state)
+
+    def leaves_unread(self, slow: Connection) -> None:
+        """A client has more to read than the system holds. If all such have too much together, those are cut off that
+        have had theirs for the longest."""
+        self.unread.setdefault(slow)
+        held = sum(one.transport.get_write_buffer_size() for one in self.unread)
+        for one in [*self.unread]:
+            if held <= UNREAD_MAX_BYTES:
+                return
+            held -= one.transport.get_write_buffer_size()
+            del self.unread[one]
+            self.cut("unread")
+            one.transport.abort()
+
+    def cut(self, why: str) -> None:
+        """A connection is refused, or cut off: counted always, and told now and then."""
+        self._on_cut(why)
+        now_s = time.monotonic()
+        if now_s >= self._said_s + SAY_EVERY_S:
+            self._said_s = now_s
+            log.warning("connections are cut off (%s): %d of %d are open", why, self.connections, self.connections_max)
 
     async def stop(self, within_s: float) -> None:
         """Accepts nobody any more, lets those who ask have their answers, and closes all connections."""
@@ -238,13 +296,14 @@ class Listener:
             task.cancel()
 
 
-def _files_max() -> int:
-    """Returns how many files this process may have open, once it has asked for as many as it can get."""
+def connections_max() -> int:
+    """Returns how many connections there may be: as many as this process may have files open, once it has asked for as
+    many as it can get, and some kept back."""
     allowed, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
+    if allowed != possible:
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, possible))
-        allowed = possible
-    return 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
+    files = possible if possible != resource.RLIM_INFINITY else 1 << 20
+    return max(files - FILES_RESERVED, FILES_RESERVED)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -18,6 +18,9 @@ from dibs.task import BATCH_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
 
+#: What a verb may have many of. The chunks of a commit are limited by the store.
+LISTS = ("tasks", "commands", "beats", "settlements", "refs", "ids", "which", "topics")
+
 #: Does what a verb asks for. The last is the caller's trace context.
 Act = Callable[[Principal, Any, str | None], Awaitable[Any]]
 
@@ -127,9 +130,9 @@ async def _bytes(news: AsyncGenerator[bool, None]) -> AsyncGenerator[bytes, None
 
 def _check_sizes(ask: Any) -> None:
     """A client splits what it asks into batches of this size; what is larger was not made by one."""
-    for name in ("tasks", "beats", "settlements", "refs", "ids", "topics"):
+    for name in LISTS:
         items = getattr(ask, name, ())
-        if len(items) > BATCH_MAX:
+        if isinstance(items, list) and len(items) > BATCH_MAX:
             raise InvalidOption(f"{name} has {len(items)} items: ask for at most {BATCH_MAX} at once")
 
 

@@ -16,7 +16,9 @@ from typing import Self
 from msgspec.structs import replace
 
 from dibs.checks import Limits
+from dibs.errors import PayloadTooLarge
 from dibs.ids import new_id
+from dibs.stores.direct import wait_by_looking
 from dibs.stores.protocol import Order, Store
 from dibs.stores.remote import verbs
 from dibs.stores.remote.address import Address
@@ -121,12 +123,21 @@ class RemoteStore(Store):
     # ------------------------------------------------------------------------------------------------ looking, acting
 
     async def _get(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Task | None]:
-        return await self._client.ask(verbs.GET, verbs.AskAbout(tenant, [*refs]))
+        try:
+            return await self._client.ask(verbs.GET, verbs.AskAbout(tenant, [*refs]))
+        except PayloadTooLarge:
+            if len(refs) == 1:
+                raise
+            # Large tasks come a few at a time.
+            middle = len(refs) // 2
+            return [*await self._get(tenant, refs[:middle]), *await self._get(tenant, refs[middle:])]
 
     async def _cancel(self, tenant: str, refs: Sequence[TaskRef]) -> Sequence[Cancelled]:
         return await self._client.ask(verbs.CANCEL, verbs.AskAbout(tenant, [*refs]))
 
     async def _wait(self, tenant: str, ids: Sequence[bytes], wait_s: float) -> Sequence[Task | None]:
+        if len(ids) > verbs.WAITED_MAX:
+            return await wait_by_looking(self, tenant, ids, wait_s)
         deadline_s = time.monotonic() + wait_s
         while True:
             asked = verbs.AskWait(tenant, [*ids], min(wait_s, verbs.WAIT_MAX_S))

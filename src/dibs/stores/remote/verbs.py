@@ -49,6 +49,9 @@ PATH = "/v1/store/"
 WAIT_MAX_S = 50.0
 """So long a server lets a call wait; a client that wants to wait for longer asks again."""
 
+WAITED_MAX = 100
+"""So many tasks one call waits for; a client that waits for more listens and looks."""
+
 
 class AskEnqueue(Struct):
     """Puts tasks in; every one has an id, so that the call can be repeated."""
