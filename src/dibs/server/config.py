@@ -53,9 +53,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise SettingsError("a certificate and its key go together: give both tls_cert and tls_key")
         if not 0 <= self.port <= PORT_MAX:
             raise SettingsError(f"port cannot be {self.port}: give one from 1 to {PORT_MAX}, or 0 for any that is free")
-        for name, path in (("tls_cert", self.tls_cert), ("tls_key", self.tls_key)):
-            if path is not None:
-                _check_readable(name, Path(path))
         if not self.development:
             return
         if not is_loopback(self.host):
@@ -109,6 +106,9 @@ def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -
         keys.append(KeyConfig(kind="tokens", path=tokens))
     config = replace(config, keys=keys)
     config.check()
+    for name, path in (("tls_cert", config.tls_cert), ("tls_key", config.tls_key)):
+        if path is not None:
+            _check_readable(name, Path(path))
     return config
 
 
