@@ -14,6 +14,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 from dibs.clock import Clock
@@ -46,6 +47,7 @@ log = logging.getLogger("dibs.server")
 
 SWEEP_EVERY_S = 1.0
 READY_WITHIN_S = 2.0
+READY_KEPT_S = 0.2
 EVENTS_READER = "server-events-file"
 """The name under which the journal's reader that writes a file has its place."""
 ANYBODY = Principal("default", "anybody", ALL_SCOPES)
@@ -129,6 +131,9 @@ class Service:
         )
         self._events_file = None if config.events_to is None else EventsFile(config.events_to)
         self._tending: list[asyncio.Task[None]] = []
+        self._probing = asyncio.Lock()
+        self._probed_s = -READY_KEPT_S
+        self._is_ready = False
 
     async def start(self, bound: socket.socket) -> None:
         """Begins to answer at a socket that is bound, to sweep, and to read the journal for whoever wants it."""
@@ -218,13 +223,23 @@ class Service:
         return json_answer({"status": "alive"})
 
     async def _ready(self, _: Request) -> Answer:
+        # Open to everybody, and the way of a write: those who ask together, or again at once, share the answer.
+        async with self._probing:
+            if time.monotonic() >= self._probed_s + READY_KEPT_S:
+                self._is_ready = await self._answers()
+                self._probed_s = time.monotonic()
+        if not self._is_ready:
+            raise Problem(503, "not_ready", "the store does not answer")
+        return json_answer({"status": "ready"})
+
+    async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(READY_WITHIN_S):
                 await self._store.probe()
         except (DibsError, TimeoutError) as error:
             log.error("not ready: %s", error)
-            raise Problem(503, "not_ready", "the store does not answer") from None
-        return json_answer({"status": "ready"})
+            return False
+        return True
 
     async def _measured(self, _: Request) -> Answer:
         await self.metrics.refresh(self.gate.store)
