@@ -28,7 +28,7 @@ from dibs.importing import Here, command_of, module_of
 from dibs.listeners import After, Before, Listener, Listeners, plain
 from dibs.portal import Portal
 from dibs.retry import Backoff
-from dibs.settings import Settings, load
+from dibs.settings import Settings, load, mask
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
 
@@ -90,7 +90,7 @@ class Dibs:
         self._stores: dict[asyncio.AbstractEventLoop, Store] = {}
 
     def __repr__(self) -> str:
-        return f"Dibs({self.settings.url!r})"
+        return f"Dibs({mask(self.settings.url)!r})"
 
     # ------------------------------------------------------------------------------------------------------ declaration
 

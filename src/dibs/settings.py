@@ -141,7 +141,7 @@ _Place = dict[str, tuple[object, str]]
 def _from_flags(flags: Mapping[str, object]) -> _Place:
     known = [field.name for field in FIELDS]
     for name in flags:
-        _check_known(name, known, "flag")
+        check_known(name, known, "flag")
     return {name: (raw, "flag") for name, raw in flags.items() if raw is not None}
 
 
@@ -150,7 +150,7 @@ def _from_environment(env: Mapping[str, str]) -> _Place:
     found: _Place = {}
     for variable, raw in env.items():
         if variable.startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(variable):
-            _check_known(variable, list(names), "environment")
+            check_known(variable, list(names), "environment")
             found[names[variable]] = (raw, f"environment {variable}")
     return found
 
@@ -164,7 +164,7 @@ def _from_pyproject(cwd: Path) -> _Place:
     known = [field.name for field in FIELDS]
     table = _tool_table(path, origin)
     for name in table:
-        _check_known(name, known, origin)
+        check_known(name, known, origin)
     return {name: (raw, origin) for name, raw in table.items()}
 
 
@@ -180,7 +180,8 @@ def _tool_table(path: Path, origin: str) -> dict[str, Any]:
     return table
 
 
-def _check_known(name: str, known: list[str], origin: str) -> None:
+def check_known(name: str, known: list[str], origin: str) -> None:
+    """Raises a `SettingsError` that names `origin` for a name that is not known, and what may have been meant."""
     if name in known:
         return
     # A hyphen or a capital is the likeliest mistake: compared in the spelling of the known names.
@@ -192,8 +193,10 @@ def _check_known(name: str, known: list[str], origin: str) -> None:
 
 def mask(url: str) -> str:
     """Returns `url` with `***` for its passwords and tokens; in doubt it hides too much rather than too little."""
-    # A server's URL has nothing but a token in front of its host.
+    # A server's URL has nothing but a token in front of its host; what is misspelled may have been one.
     url = re.sub(r"(?i)\b(https?:/*)[^\s/]\S*@", r"\1***@", url)
+    url = re.sub(r"(?i)\b(?!(?:postgres(?:ql)?|rediss?)\b)([a-z][a-z0-9+.-]*://)[^\s/]\S*@", r"\1***@", url)
+    url = re.sub(r"(?i)\b(https?:[^\s#]*#)(?!\*\*\*)\S+", r"\1***", url)
     # Up to the last @, since a password may hold an unescaped / ? # or @.
     url = re.sub(r"(://[^:/?#@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)((?:^|[?&;\s])[^=&;\s]*(?:pass|secret|token|key)[^=&;\s]*=)[^&;\s]*", r"\1***", url)

@@ -60,6 +60,9 @@ def test_a_mistyped_directory_is_not_made(
     ("args", "code", "told"),
     [
         (["--url", "rabbit://x:secret@h", "ls"], 3, "names no store"),
+        (["--url", "htp://secret@h", "ls"], 3, "http://TOKEN@HOST"),
+        (["--url", "http://h#secret", "ls"], 3, "http://TOKEN@HOST"),
+        (["--url", "http://secret@h:port", "ls"], 3, "http://TOKEN@HOST"),
         (["--url", "lmdb:", "ls"], 3, "names no directory"),
         (["--url", "memory:", "enqueue", "a"], 2, "gone when this command ends"),
         (["--max-bytes", "1", "enqueue", "a"], 3, "dibs dead purge"),

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dibs.app import Dibs
 from dibs.errors import (
     DibsError,
     Forbidden,
@@ -61,6 +62,7 @@ from dibs.task import (
 from tests.remote.proxy import MOMENTS, Moment, Proxy, answer, impostor, proxied
 from tests.server.issuer import AUDIENCE, ISSUER, claims, hs256
 from tests.server.issuer import SECRET as SIGNING
+from tests.server.running import free_port
 
 TENANT = "default"
 SECRET = "s3cr3t"
@@ -430,6 +432,25 @@ async def test_errors_by_name(status: int, code: str, error: type[DibsError]) ->
         assert raised.value.retry_after_s == 30.0
 
 
+async def test_what_a_server_says_is_one_line() -> None:
+    """Nobody can make a second line of it on somebody's terminal."""
+    body = json.dumps({"error": "no\r\n\x1b[2JError: fake\u2028line", "code": "new\none"}).encode()
+    async with (
+        impostor(lambda number: ABOUT if number == 0 else answer(422, body)) as other,
+        await open_store(f"{other.url}?give_up_s=1") as store,
+    ):
+        with pytest.raises(DibsError, match="fake") as raised:
+            await store.stats(TENANT)
+    assert str(raised.value).isprintable()
+
+
+async def test_a_server_that_is_not_there() -> None:
+    """The message says why, and nothing of TLS where there is none."""
+    with pytest.raises(StoreUnavailable, match="does not answer: Connect call failed") as raised:
+        await open_store(f"http://127.0.0.1:{free_port()}?give_up_s=0")
+    assert "ssl" not in str(raised.value)
+
+
 async def test_a_limit_that_is_soon_over() -> None:
     """A call that is told to wait for less than it may be repeated waits, and asks again."""
     body = json.dumps({"error": "slowly", "code": "limit_exceeded", "retryAfterSeconds": 0.01}).encode()
@@ -500,7 +521,10 @@ def test_tokens_are_not_shown() -> None:
     assert mask("http://host:8080/base") == "http://host:8080/base"
     for odd in (f"http://{SECRET}/{SECRET}@h", f"http://u:{SECRET}@h", f"http://a@{SECRET}@h", f"http:{SECRET}@h"):
         assert SECRET not in mask(odd)
+    for odd in (f"htp://{SECRET}@h", f"http://h#{SECRET}", f"'https://h:1/x?y=1#{SECRET}': no", f"grpcs://{SECRET}@h"):
+        assert SECRET not in mask(odd)
     assert SECRET not in repr(Settings(url=url))
+    assert repr(Dibs(url)) == f"Dibs({mask(url)!r})"
     address = Address.of(url)
     assert address.token == SECRET
     assert SECRET not in f"{address} {address!r}"
@@ -568,7 +592,7 @@ async def test_handshakes_that_do_not_end(tmp_path: Path, certificate: tuple[str
 
 async def test_https_where_http_is_spoken(between: Between) -> None:
     """A server without a certificate is told from one that is away."""
-    with pytest.raises(StoreRefused, match="certificate"):
+    with pytest.raises(StoreRefused, match="does not speak TLS"):
         await open_store(between.proxy.url.replace("http:", "https:"))
 
 

@@ -238,6 +238,19 @@ async def test_what_is_not_http(served: Served, data: bytes, statuses: set[int])
     await served.others_are_served()
 
 
+async def test_where_it_comes_from_is_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Of what is no request, and of every request that is refused: once each, with the client's address."""
+    async with connected(served.port, b"no HTTP\r\n\r\n") as raw:
+        assert (await raw.answer())[0] == 400
+    assert [record.getMessage() for record in caplog.records] == [
+        "what came from 127.0.0.1 cannot be read as a request"
+    ]
+    caplog.set_level("INFO")
+    async with connected(served.port, request("/nowhere", b"")) as raw:
+        assert (await raw.answer())[0] == 404
+    assert caplog.records[-1].fields["client"] == "127.0.0.1"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("where", ["a long value", "many lines", "a long path", "a line without end", "a long name"])
 async def test_a_head_that_is_too_large(served: Served, where: str) -> None:
     """A head over its limit is a 431 or a 400, however it grows, and nobody reads on."""

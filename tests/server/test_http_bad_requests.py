@@ -140,10 +140,10 @@ async def test_a_result_is_judged_like_a_payload(api: Api) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v1/tasks", "GET, POST"),
+        ("PUT", "/v1/tasks", "GET, HEAD, POST"),
         ("GET", "/v1/tasks/claim", "POST"),
-        ("POST", "/v1/tasks/01890a5d-ac96-774b-bcce-b302099a8057", "DELETE, GET"),
-        ("POST", "/v1/admin/queues", "GET"),
+        ("POST", "/v1/tasks/01890a5d-ac96-774b-bcce-b302099a8057", "DELETE, GET, HEAD"),
+        ("POST", "/v1/admin/queues", "GET, HEAD"),
     ],
 )
 async def test_a_wrong_method_is_told_the_right_ones(api: Api, method: str, path: str, allowed: str) -> None:
@@ -152,7 +152,30 @@ async def test_a_wrong_method_is_told_the_right_ones(api: Api, method: str, path
     assert (said.status, said.headers["allow"]) == (405, allowed)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/tasks/", "/v2/tasks", "/v1/tasks/a/b/c", "/v1//tasks"])
+async def test_head(api: Api) -> None:
+    """What can be got can be asked for without its body; the connection is good for the next call."""
+    task = await api.create("job")
+    for path, status in ((f"/v1/tasks/{task['id']}", 200), ("/", 200), ("/nowhere", 404), ("/v1/tasks/claim", 405)):
+        said = await api.call("HEAD", path)
+        assert (said.status, said.body) == (status, b"")
+        assert int(said.headers["content-length"]) > 0
+    assert (await api.get(f"/v1/tasks/{task['id']}")).body["id"] == task["id"]
+
+
+async def test_where_nothing_is_asked_for(api: Api) -> None:
+    """The page that says what there is."""
+    assert (await api.get("/")).body == (await api.get("/docs")).body
+
+
+@pytest.mark.parametrize("body", [b'{"command": "a', b'{"command": "\\ud800"}', b'{"command": "\\ud800\\u0041"}'])
+async def test_half_a_character(api: Api, body: bytes) -> None:
+    """A body that ends too early, also within a character, is malformed, and the words fit both."""
+    said = await api.call("POST", "/v1/tasks", data=body, headers=JSON)
+    assert (said.status, said.body["code"]) == (400, "malformed")
+    assert "truncated" not in said.body["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/tasks/", "/v2/tasks", "/v1/tasks/a/b/c", "/v1//tasks"])
 async def test_there_is_nothing_elsewhere(api: Api, path: str) -> None:
     """404, and where to look."""
     said = await api.get(path)

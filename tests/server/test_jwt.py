@@ -234,7 +234,8 @@ class TestClaims:
     @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
     async def test_what_is_not_json(self, value: bytes) -> None:
         """Claims in which anything is not JSON are nobody's, also where it is in a claim that nobody reads."""
-        assert await by_secret().verify(hs256(json.dumps(claims())[:-1].encode() + b', "x": [' + value + b"]}")) is None
+        token = hs256(json.dumps(claims())[:-1].encode() + b', "x": [' + value + b"]}")
+        assert "cannot be read" in await refused(token)
 
     async def test_null_is_no_claim(self) -> None:
         """A claim that is null is refused, not taken for one that is absent."""
@@ -255,7 +256,7 @@ class TestClaims:
         good = json.dumps(claims())
         for again in ('"tid": "other"', '"tid": "acme"', f'"iss": "{ISSUER}"', '"x": {"y": 1, "y": 2}'):
             token = hs256(f"{good[:-1]}, {again}}}".encode())
-            assert await by_secret().verify(token) is None
+            assert "cannot be read: a name comes twice" in await refused(token)
         twice = b64(b'{"alg": "none", "alg": "HS256"}')
         assert "header" in await refused(".".join([twice, *hs256().split(".")[1:]]))
 

@@ -269,7 +269,7 @@ async def test_queued_bytes_have_a_ceiling(store: DirectStore, hand: Hand) -> No
     await enqueue(limiter, store, tasks(9, 100))
     with pytest.raises(LimitExceeded, match="queued_bytes_max"):
         await enqueue(limiter, store, tasks(2, 100))
-    with pytest.raises(LimitExceeded, match="send fewer"):
+    with pytest.raises(PayloadTooLarge, match="send fewer"):
         await enqueue(limiter, store, tasks(20, 100))
 
 

@@ -72,6 +72,7 @@ def request(**changes: Any) -> None:
     """Logs a request."""
     fields: dict[str, Any] = {
         "request_id": "0195-ab",
+        "client": "192.0.2.7",
         "method": "POST",
         "route": "/v1/tasks/{id}/result",
         "status": 202,
@@ -84,22 +85,23 @@ def request(**changes: Any) -> None:
 
 
 def test_a_request_is_one_line_with_its_fields(lines: Lines, form: Format) -> None:
-    """Time, level, id, method, route, status, duration, bytes, tenant, subject."""
+    """Time, level, id, address of the client, method, route, status, duration, bytes, tenant, subject."""
     request()
     [line] = lines()
     if form == "text":
         assert re.fullmatch(
-            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dibs\.access request id=0195-ab method=POST "
-            r'route=/v1/tasks/{id}/result status=202 duration_ms=12\.346 bytes=17 tenant=acme subject="worker 7"',
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dibs\.access request id=0195-ab client=192\.0\.2\.7 "
+            r"method=POST route=/v1/tasks/{id}/result status=202 duration_ms=12\.346 bytes=17 tenant=acme "
+            r'subject="worker 7"',
             line,
         )
     else:
         seen = json.loads(line)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", seen.pop("time"))
         assert seen == {
-            "level": "INFO", "logger": "dibs.access", "message": "request", "id": "0195-ab", "method": "POST",
-            "route": "/v1/tasks/{id}/result", "status": 202, "duration_ms": 12.346, "bytes": 17, "tenant": "acme",
-            "subject": "worker 7",
+            "level": "INFO", "logger": "dibs.access", "message": "request", "id": "0195-ab",
+            "client": "192.0.2.7", "method": "POST", "route": "/v1/tasks/{id}/result", "status": 202,
+            "duration_ms": 12.346, "bytes": 17, "tenant": "acme", "subject": "worker 7",
         }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from dibs.cli import run
-from dibs.errors import StoreUnavailable
+from dibs.errors import SettingsError, StoreUnavailable
+from dibs.server.config import read_config
 from dibs.stores import open_local, open_store
 from dibs.stores.remote.verbs import PATH, AskClaim, AskEnqueue, AskStats, AskSubscribe, OnReady
 from dibs.task import Enqueued, Kind, NewTask, Settlement, Status
@@ -175,10 +176,12 @@ def empty(tmp_path: Path) -> Path:
         (["--port", "65536"], 2, "65536"),
         (["--port", "http"], 2, "http"),
         (["--tls-cert", "cert.pem"], 2, "go together"),
-        (["--tls-cert", "cert.pem", "--tls-key", "key.pem"], 2, "cannot be used"),
+        (["--tls-cert", "cert.pem", "--tls-key", "key.pem"], 2, "cert.pem, which tls_cert names, cannot be read"),
+        (["--tls-cert", "broken.toml", "--tls-key", "broken.toml"], 2, "cannot be used"),
         (["--config", "missing.toml"], 2, "missing.toml"),
         (["--config", "broken.toml"], 2, "broken.toml"),
         (["--config", "unknown.toml"], 2, "colour"),
+        (["--config", "nearly.toml"], 2, "did you mean log_format"),
         (["--config", "wrong.toml"], 2, "port"),
         (["--config", "."], 2, "directory"),
         (["--store", "http://127.0.0.1:1"], 3, "already"),
@@ -197,6 +200,7 @@ def test_what_cannot_start(
     """What cannot work is refused with a message that says why, an exit code, and no traceback."""
     (empty / "broken.toml").write_text("port = = 1")
     (empty / "unknown.toml").write_text("colour = 'red'")
+    (empty / "nearly.toml").write_text("log-fromat = 'text'")
     (empty / "wrong.toml").write_text("port = 'high'")
     (empty / "occupied").mkdir()
     (empty / "occupied" / "letter.txt").write_text("dear")
@@ -207,6 +211,44 @@ def test_what_cannot_start(
     assert said in told
     assert "Traceback" not in told
     assert "dibs serves" not in told
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("body_max_bytes = '8 MiB'", 8 << 20),
+        ("body_max_bytes = 1", 1),
+        ("body_max_bytes = 0", None),
+        ("body_max_bytes = -1", None),
+        ("body_max_bytes = 'much'", None),
+        ("stop_within_s = '2m'", 120.0),
+        ("stop_within_s = 0.5", 0.5),
+        ("stop_within_s = 0", 0.0),
+        ("stop_within_s = -1", None),
+        ("stop_within_s = -0.5", None),
+        ("stop_within_s = nan", None),
+        ("stop_within_s = inf", None),
+        ("port = 0", 0),
+        ("port = 65536", None),
+        ("port = -1", None),
+    ],
+)
+def test_quantities(tmp_path: Path, line: str, value: float | None) -> None:
+    """Sizes and durations may have units, as settings have them; what is out of range is refused by name."""
+    (tmp_path / "server.toml").write_text(line)
+    name = line.partition(" ")[0]
+    if value is None:
+        with pytest.raises(SettingsError, match=name):
+            read_config(tmp_path / "server.toml")
+    else:
+        assert getattr(read_config(tmp_path / "server.toml"), name) == value
+
+
+async def test_sighup(server: ServerProcess) -> None:
+    """It is logged, and nothing else."""
+    server.send(signal.SIGHUP)
+    await until(lambda: "SIGHUP is ignored" in server.said)
+    assert await server.stop() == 0
 
 
 def test_a_port_in_use(empty: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dibs.stores import open_local
+from dibs.stores import open_local, open_store
+from dibs.task import NewTask, Rejected
 from tests.cli.terminal import PATIENCE_S
 from tests.server.http import Api, Said
-from tests.server.running import ServerProcess
+from tests.server.running import ServerProcess, until
 
 LARGE = {"command": "job", "payload": "x" * 50_000}
 SMALL = {"command": "job"}
@@ -43,6 +44,18 @@ async def until_answered(api: Api, method: str, path: str, body: object, status:
             await asyncio.sleep(0.02)
 
 
+async def until_said(server: ServerProcess, text: str) -> None:
+    """Waits until the server has logged something."""
+    await until(lambda: text in server.said)
+
+
+async def until_measured(api: Api, line: str) -> None:
+    """Waits until the metrics have this line."""
+    async with asyncio.timeout(PATIENCE_S):
+        while line.encode() not in (await api.get("/metrics")).body:  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(0.02)
+
+
 async def test_a_write_that_fails(server: ServerProcess, api: Api, tmp_path: Path) -> None:
     """While nothing can be written calls say 503 and when to come again, and so does readyz; healthz goes on. When the
     disk is back the server opens the store again by itself, and what was acknowledged is there."""
@@ -61,6 +74,90 @@ async def test_a_write_that_fails(server: ServerProcess, api: Api, tmp_path: Pat
     assert "the store was opened again" in server.said
 
 
+async def test_a_store_that_is_moved_away(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    """Calls say 503, never 500, and readyz too, until it is back: no empty store is made in its place."""
+    first = await api.create("job")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    assert (await api.post("/v1/tasks", SMALL)).status == 503
+    await until_answered(api, "GET", "/readyz", None, 503)
+    await until_said(server, "cannot be opened again: there is no store")
+    assert not (tmp_path / "store").exists()
+    assert (await api.get(f"/v1/tasks/{first['id']}")).status == 503
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    await until_answered(api, "GET", "/readyz", None, 200)
+    assert (await api.get(f"/v1/tasks/{first['id']}")).status == 200
+
+
+async def test_another_store_in_its_place(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    """It is recognised and left alone: what was acknowledged is not in it. The first one is taken when it is back."""
+    first = await api.create("job")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    async with await open_local(tmp_path / "store"):
+        pass
+    await until_said(server, "there is another store in the place")
+    assert (await api.get("/readyz")).status == 503
+    assert (await api.post("/v1/tasks", SMALL)).status == 503
+    async with await open_local(tmp_path / "store") as other:
+        assert not (await other.stats("default")).queues
+    (tmp_path / "store").rename(tmp_path / "other")
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    await until_answered(api, "GET", "/readyz", None, 200)
+    assert (await api.get(f"/v1/tasks/{first['id']}")).status == 200
+
+
+async def test_a_file_in_its_place(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    """What is no directory is no store either; the server goes on looking."""
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    (tmp_path / "store").write_text("no store")
+    await until_said(server, "cannot be opened again")
+    (tmp_path / "store").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    await until_answered(api, "GET", "/readyz", None, 200)
+
+
+async def test_clients_learn_nothing_of_the_servers_files(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    """What is wrong with the store is for the log, under the id of the request."""
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    for path, body in (("/v1/tasks", SMALL), ("/v1/tasks/batch", {"tasks": [SMALL]})):
+        said = await api.call("POST", path, json=body, headers={"x-request-id": f"mine{path}"})
+        assert (said.status, said.body["code"]) in {(503, "store_unavailable"), (503, "store_closed")}
+        assert str(tmp_path) not in str(said.body)
+        await until_said(server, f"request id=mine{path} client=127.0.0.1")
+    assert str(tmp_path / "store") in server.said
+
+
+async def test_one_shard_is_down(tmp_path: Path) -> None:
+    """The server stays ready, says in its metrics that a shard is down, and opens that one again, not all of them."""
+    with ServerProcess(tmp_path, store=f"shards:{tmp_path / 'set'}?n=2") as server:
+        server.start().until_serves()
+        async with aiohttp.ClientSession() as session:
+            api = Api(session, server.url)
+            (tmp_path / "set" / "1").rename(tmp_path / "elsewhere")
+            await until_measured(api, "dibs_shards_down 1.0")
+            for _ in range(20):
+                assert (await api.get("/readyz")).status == 200
+                assert (await api.post("/v1/tasks", SMALL)).status == 202
+            (tmp_path / "elsewhere").rename(tmp_path / "set" / "1")
+            await until_measured(api, "dibs_shards_down 0.0")
+            assert "shard 1" in server.said
+            assert "the store was opened again" not in server.said
+
+
+async def test_all_shards_are_down(tmp_path: Path) -> None:
+    """Then the server is not ready, until one is back."""
+    with ServerProcess(tmp_path, store=f"shards:{tmp_path / 'set'}?n=2") as server:
+        server.start().until_serves()
+        async with aiohttp.ClientSession() as session:
+            api = Api(session, server.url)
+            (tmp_path / "set").rename(tmp_path / "elsewhere")
+            said = await until_answered(api, "POST", "/v1/tasks", SMALL, 503)
+            assert str(tmp_path) not in str(said.body)
+            await until_answered(api, "GET", "/readyz", None, 503)
+            assert not (tmp_path / "set").exists()
+            (tmp_path / "elsewhere").rename(tmp_path / "set")
+            await until_answered(api, "GET", "/readyz", None, 200)
+
+
 async def test_a_full_store_takes_results_and_no_tasks(server: ServerProcess, api: Api, tmp_path: Path) -> None:
     """Enqueues are refused with 507; heartbeats and results are taken, and nothing that was acknowledged is lost."""
     await api.create("job")
@@ -72,6 +169,12 @@ async def test_a_full_store_takes_results_and_no_tasks(server: ServerProcess, ap
     assert (said.status, said.body["code"]) == (507, "store_full")
     [item] = (await api.post("/v1/tasks/batch", {"tasks": [LARGE]})).body["results"]
     assert item["code"] == "store_full"
+    assert str(tmp_path) not in f"{said.body}{item}"
+    async with await open_store(server.url) as remote:
+        [refused] = await remote.enqueue("default", [NewTask(command="job", payload=b"x" * 50_000)])
+    assert isinstance(refused, Rejected)
+    assert refused.code == "store_full"
+    assert str(tmp_path) not in refused.message
     token = {"leaseToken": lease["leaseToken"]}
     assert (await api.post(f"/v1/tasks/{lease['id']}/heartbeat", token)).status == 200
     done = await api.post(f"/v1/tasks/{lease['id']}/result", {**token, "status": "COMPLETED", "result": 1})

@@ -121,6 +121,10 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 _SHARED = Path()
 
 
+def _broken(path: Path) -> None:
+    path.write_text("[[tokens]")
+
+
 class TestWatching:
     """A file that changes under a server."""
 
@@ -148,7 +152,20 @@ class TestWatching:
         with pytest.raises(Unauthenticated, match="revoked"):
             await authenticator.principal_of(f"Bearer {TOKEN}")
 
-    @pytest.mark.parametrize("spoil", [lambda path: path.write_text("[[tokens]"), lambda path: path.unlink()])
+    async def test_a_revoked_token_stays_revoked(self, path: Path) -> None:
+        """Also if nobody brought a token between the change and a later one that cannot be read: the server looks."""
+        look = Clock()
+        verifier = TokenVerifier(path, look_s=look)
+        remove_token(path, "importer")
+        look.now_s += LOOK_EVERY_S
+        verifier.look()
+        _broken(path)
+        for _ in range(2):
+            look.now_s += LOOK_EVERY_S
+            with pytest.raises(Unauthenticated, match="revoked"):
+                await verifier.verify(TOKEN)
+
+    @pytest.mark.parametrize("spoil", [_broken, lambda path: path.unlink()])
     async def test_a_broken_file(
         self, path: Path, spoil: Callable[[Path], object], caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -399,6 +399,14 @@ def test_flags_of_a_supervisor(shop: Shop) -> None:
     assert shop.worker("--processes", "0").ended() == 2
 
 
+async def test_the_tenant_before_the_command(shop: Shop) -> None:
+    """It means the same as after it."""
+    shop.write("@app.task(name='work')\ndef work() -> None: ...")
+    running = shop.start("-m", "dibs", "--tenant", "acme", "worker", "shop:app", "--drain")
+    assert running.ended() == 0, running.output
+    assert "(tenant acme)" in running.output
+
+
 def test_an_import_that_fails_says_where(shop: Shop) -> None:
     """The line that raised is named, also if it raised SystemExit."""
     shop.write("import sys\n\nsys.exit('not today')\n")

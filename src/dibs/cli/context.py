@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -137,12 +137,20 @@ class Command(click.Command):
 
     all_shown = False
 
-    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: str = "", helps: Mapping[str, str | None] | None = None, **kwargs: Any
+    ) -> None:
+        """`helps`: what shared options mean here, by their names; None: nothing, so they are not shown."""
         super().__init__(*args, **kwargs)
         self.examples = inspect.cleandoc(examples)
         own = {name for param in self.params for name in param.opts}
         # An option of the command's own comes before a setting of the same name.
-        self.params += [option for option in _shared_options(all_shown=self.all_shown) if not own & {*option.opts}]
+        shared = [option for option in _shared_options(all_shown=self.all_shown) if not own & {*option.opts}]
+        for option in shared:
+            for name in {*option.opts} & {*(helps or {})}:
+                option.help = (helps or {})[name]
+                option.hidden = option.help is None
+        self.params += shared
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:

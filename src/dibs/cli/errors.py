@@ -72,7 +72,7 @@ EXIT_OF: dict[type[DibsError], Exit] = {
 #: What to do at a command line, where the message alone speaks to a program.
 HINT_OF: dict[type[DibsError], str] = {
     StoreMissing: "Check --url or DIBS_URL (`dibs config` shows where it comes from). `dibs enqueue` makes a store.",
-    UnknownScheme: "Name a directory with --url, such as --url ./dibs-data or --url lmdb:/var/lib/dibs.",
+    UnknownScheme: "Name a directory or a server with --url: ./dibs-data, lmdb:/var/lib/dibs, http://TOKEN@HOST:8080.",
     ModeMismatch: "Give --durability, or set DIBS_DURABILITY, to what the store was made with.",
     StoreFull: "`dibs dead purge` makes room; --max-bytes raises the limit.",
     StoreCorrupt: "Stop the workers, copy the directory, then run `dibs doctor`.",

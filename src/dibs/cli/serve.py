@@ -20,8 +20,9 @@ PATH = click.Path(path_type=Path, dir_okay=False)
     dibs serve --store /var/lib/dibs --config /etc/dibs/server.toml
     dibs serve --tokens tokens.toml --host 0.0.0.0
     """,
+    helps={"--url": None, "--tenant": None, "--json": None},
 )
-@click.option("--store", metavar="URL", help="The store behind it; the same as --url.")
+@click.option("--store", metavar="URL", help="The store behind it: a directory, or shards:DIR.  [default: --url]")
 @click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
 @click.option("--port", metavar="NUMBER", type=click.IntRange(0, 65535), help="0 is any that is free.  [default: 8080]")
 @click.option(

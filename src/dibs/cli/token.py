@@ -81,6 +81,7 @@ _file_option = click.option("--file", "-f", type=FILE, required=True, help="The 
     dibs token new -f tokens.toml --subject w -s claim -c mail --expires 90d
     dibs token new -f tokens.toml --subject ann --scope admin > token
     """,
+    helps={"--url": None, "--tenant": "Whose tasks its bearer may use.  [default: default]"},
 )
 @_file_option
 @_grant_options

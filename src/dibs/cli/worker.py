@@ -82,6 +82,8 @@ def worker(session: Session, /, apps: Sequence[str], **options: Any) -> None:
             return
     elif options["processes"] > 1 or options["reload"]:
         sys.exit(_supervise(options["processes"], reload=options["reload"], drain=options["drain"]))
+    if not options["tenant"] and (before := session.flags.get("tenant")) is not None:
+        options["tenant"] = (before,)  # as it may stand before the command, too
     one = _worker(found, options)
     if not options["quiet"] and not options["supervised"]:
         _greet(one)

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 
 from dibs.clock import Clock
 from dibs.errors import DibsError, StoreClosed, StoreRefused, StoreUnavailable
-from dibs.ids import new_id
 from dibs.portal import new_event_loop
 from dibs.server.auth import ALL_SCOPES, Authenticator, Principal
 from dibs.server.config import ServerConfig, is_loopback
@@ -38,9 +37,9 @@ from dibs.server.telemetry import logs
 from dibs.server.telemetry.metrics import CONTENT_TYPE, Metrics
 from dibs.server.telemetry.tracing import Tracing
 from dibs.server.verifiers.keys import verifier_of
+from dibs.server.verifiers.tokens import TokenVerifier
 from dibs.settings import Settings, mask
 from dibs.stores import REMOTE, open_local
-from dibs.stores.direct import DirectStore
 from dibs.stores.local import LocalStore
 
 log = logging.getLogger("dibs.server")
@@ -52,7 +51,8 @@ EVENTS_READER = "server-events-file"
 ANYBODY = Principal("default", "anybody", ALL_SCOPES)
 """Everybody, in development mode."""
 
-Opener = Callable[[], Awaitable[LocalStore]]
+#: Opens the store; without `create`, one that is not there is not made.
+Opener = Callable[[bool], Awaitable[LocalStore]]
 
 
 def run(config: ServerConfig, settings: Settings, say: Callable[[str], None]) -> None:
@@ -67,6 +67,8 @@ async def _serve(config: ServerConfig, settings: Settings, say: Callable[[str], 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    # It would end the process. Files of tokens and keys are read again without it.
+    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP is ignored: restart the server to change its settings")
     service = await open_service(config, settings)
     bound = bind(config.host, config.port)
     await service.start(bound)
@@ -88,10 +90,10 @@ async def open_service(config: ServerConfig, settings: Settings, clock: Clock | 
     if settings.url.startswith(REMOTE):
         raise StoreRefused(f"{mask(settings.url)} is a server's store already: its clients can use it directly")
 
-    async def opener() -> LocalStore:
-        return await open_local(settings.url, settings=settings, clock=clock)
+    async def opener(create: bool) -> LocalStore:
+        return await open_local(settings.url, settings=settings, clock=clock, create=create)
 
-    return Service(config, await opener(), opener)
+    return Service(config, await opener(True), opener)
 
 
 class Service:
@@ -101,13 +103,13 @@ class Service:
         """`opener` opens the store again, should it break."""
         self.config = config
         self._opener = opener
+        self._store = store
         self.metrics = Metrics()
         limiter = Limiter(read_limits(config.limits), on_hit=self.metrics.limit_hit, waiting_max=connections_max() // 2)
         self.gate = Gate(store, limiter, self.metrics, Tracing())
         store.meter = self.metrics
-        self._authenticator = Authenticator(
-            [verifier_of(keys) for keys in config.keys], ANYBODY if config.development else None
-        )
+        self._verifiers = [verifier_of(keys) for keys in config.keys]
+        self._authenticator = Authenticator(self._verifiers, ANYBODY if config.development else None)
         routes = [
             *self._own_routes(),
             *task_routes(self.gate, HttpOptions(leases_by_subject=config.leases_by_subject)),
@@ -145,7 +147,7 @@ class Service:
         if self._events_file is not None:
             self._events_file.close()
         await self._authenticator.close()
-        await self.gate.store.close()
+        await self._store.close()
 
     def hurry(self) -> None:
         """Makes a stop that is under way wait for nobody."""
@@ -159,31 +161,43 @@ class Service:
         return [asyncio.ensure_future(follower.run())]
 
     async def _tend(self) -> None:
-        """Sweeps, and opens the store again when it has broken."""
+        """Sees what is revoked, sweeps, and opens the store again when it has broken."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
-                await _probe(self.gate.store)
-                while (await self.gate.store.sweep()).more:
+                for verifier in self._verifiers:
+                    if isinstance(verifier, TokenVerifier):
+                        verifier.look()
+                self.metrics.shards_down.set_all({(): len(await self._store.probe())})
+                while (await self._store.sweep()).more:
                     pass
             except (StoreUnavailable, StoreClosed) as error:
                 log.error("the store does not answer: %s", error)
-                await self._open_again()
+                if not self._store.reopens:
+                    await self._open_again()
             except DibsError as error:
                 log.error("the sweep failed: %s", error)
+            except Exception:
+                # Nobody would sweep any more, nor look after the store.
+                log.exception("the sweep failed")
 
     async def _open_again(self) -> None:
-        """Whoever asks meanwhile is told to come again."""
+        """Whoever asks meanwhile is told to come again. Nothing is ever made anew, and another store is not taken: in
+        the place of one that was lost it would hide the loss."""
         with contextlib.suppress(DibsError):
-            await self.gate.store.close()
+            await self._store.close()
         try:
-            store = await self._opener()
+            store = await self._opener(False)
         except DibsError as error:
             log.error("the store cannot be opened again: %s", error)
             return
+        if store.store_id != self._store.store_id:
+            log.critical("there is another store in the place of the one that was served: it is left alone")
+            await store.close()
+            return
         log.warning("the store was opened again")
         store.meter = self.metrics
-        self.gate.store = store
+        self._store = self.gate.store = store
         for task in self._tending[1:]:
             task.cancel()
         self._tending[1:] = self._follow()
@@ -206,7 +220,7 @@ class Service:
     async def _ready(self, _: Request) -> Answer:
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                await _probe(self.gate.store)
+                await self._store.probe()
         except (DibsError, TimeoutError) as error:
             log.error("not ready: %s", error)
             raise Problem(503, "not_ready", "the store does not answer") from None
@@ -215,11 +229,6 @@ class Service:
     async def _measured(self, _: Request) -> Answer:
         await self.metrics.refresh(self.gate.store)
         return Answer(200, self.metrics.render(), CONTENT_TYPE)
-
-
-async def _probe(store: DirectStore) -> None:
-    """Goes the way of a write, and changes nothing: a store that can only be read is broken, too."""
-    await store.drop(ANYBODY.tenant, [new_id()])
 
 
 def _is_from_here(request: Request) -> bool:
@@ -253,6 +262,7 @@ class Watching:
         who = request.caller
         logs.access(
             request_id=request.id,
+            client=request.client,
             method=request.method,
             route=path,
             status=status,
@@ -260,6 +270,7 @@ class Watching:
             size_bytes=size_bytes,
             tenant="" if who is None else who.tenant,
             subject="" if who is None else who.subject,
+            error=request.inside,
         )
 
     def failed(self, request: Request, error: Exception) -> None:

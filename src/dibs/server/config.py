@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import tomllib
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,9 @@ from msgspec.structs import replace
 
 from dibs.errors import SettingsError
 from dibs.server.verifiers.keys import KeyConfig
+from dibs.settings import check_known, read_duration_s, read_size_bytes
+
+PORT_MAX = 65_535
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +51,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Raises a `SettingsError` for what cannot work together."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SettingsError("a certificate and its key go together: give both tls_cert and tls_key")
+        if not 0 <= self.port <= PORT_MAX:
+            raise SettingsError(f"port cannot be {self.port}: give one from 1 to {PORT_MAX}, or 0 for any that is free")
         if not self.development:
             return
         if not is_loopback(self.host):
@@ -80,7 +87,15 @@ def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -
     """Returns what the file says, and the flags that are given before that. `tokens`: a file of static tokens, beside
     the keys that the file names. Relative paths in the file start where it lies."""
     said = _said(file)
+    for name in said:
+        check_known(name, [*ServerConfig.__struct_fields__], str(file))
     said |= {name: value for name, value in flags.items() if value is not None}
+    for name, read in _QUANTITIES.items():
+        if name in said:
+            try:
+                said[name] = read(said[name])
+            except ValueError as error:
+                raise SettingsError(f"{name} from {file} cannot be {said[name]!r}: {error}") from None
     try:
         config = msgspec.convert(said, ServerConfig)
     except msgspec.ValidationError as error:
@@ -91,7 +106,32 @@ def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -
         keys.append(KeyConfig(kind="tokens", path=tokens))
     config = replace(config, keys=keys)
     config.check()
+    for name, path in (("tls_cert", config.tls_cert), ("tls_key", config.tls_key)):
+        if path is not None:
+            _check_readable(name, Path(path))
     return config
+
+
+def _check_readable(name: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise SettingsError(f"{path}, which {name} names, cannot be read: {error.strerror}") from error
+
+
+def _read_seconds(raw: object) -> float:
+    """A duration, or any number of seconds that is one."""
+    if isinstance(raw, float) and 0 <= raw < math.inf:
+        return raw
+    return read_duration_s(raw)
+
+
+#: Settings that may be written with a unit.
+_QUANTITIES: Mapping[str, Callable[[object], float]] = {
+    "body_max_bytes": partial(read_size_bytes, at_least=1),
+    "stop_within_s": _read_seconds,
+}
 
 
 def _said(file: Path | None) -> dict[str, Any]:

@@ -258,9 +258,10 @@ class Limiter:
             if ceiling is None or (held + more <= ceiling and held < ceiling):
                 continue
             if more > ceiling:
-                self._refuse(
-                    tenant, name, WAIT_MAX_S, f"{more} at once can never fit: {name} is {ceiling}, so send fewer"
-                )
+                # No wait would help: not a limit that is reached, but a call that cannot be made.
+                self._hit(tenant, name)
+                kind = PayloadTooLarge if name == "queued_bytes_max" else InvalidOption
+                raise kind(f"{more} at once can never fit: {name} is {ceiling} for this tenant, so send fewer")
             over = max(1, held + more - ceiling)
             self._refuse(
                 tenant, name, self._emptying_s(tenant, name, held, over), f"{held} are held and {name} is {ceiling}"

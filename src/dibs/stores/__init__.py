@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dibs.checks import Limits
 from dibs.clock import Clock, SystemClock
 from dibs.errors import MissingDriver, StoreCorrupt, StoreRefused, UnknownScheme
-from dibs.settings import Settings
+from dibs.settings import Settings, mask
 
 if TYPE_CHECKING:
     from dibs.stores.local import LocalStore
@@ -84,7 +84,7 @@ def open_single(url: str, clock: Clock, settings: Settings, *, create: bool) -> 
         return _ordered(_lmdb(rest, clock, settings, create), settings)
     if not url or _SCHEME.match(url):
         raise UnknownScheme(
-            f"{url!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards:, memory: or http://HOST"
+            f"{mask(url)!r} names no store: use lmdb:DIR, a directory (with ./ in front), shards:, memory: or http://HOST"
         )
     return _ordered(_lmdb(url, clock, settings, create), settings)
 

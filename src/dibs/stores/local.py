@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Sequence
 
 from dibs.stores.direct import DirectStore
 from dibs.stores.meter import Meter
@@ -12,6 +13,9 @@ from dibs.stores.ordered.doctor import Report
 
 class LocalStore(DirectStore):
     """A store whose data is within reach of this process. `open_store` returns one."""
+
+    reopens = False
+    """True: what breaks of it is opened again by itself. Else whoever holds it closes it and opens it again."""
 
     @property
     @abc.abstractmethod
@@ -27,6 +31,11 @@ class LocalStore(DirectStore):
     @meter.setter
     @abc.abstractmethod
     def meter(self, meter: Meter | None) -> None: ...
+
+    @abc.abstractmethod
+    async def probe(self) -> Sequence[int]:
+        """Raises unless the store can be written, at the place that others know it by. Goes the way of a write and
+        changes nothing. Returns which shards do not answer, if others do."""
 
     @abc.abstractmethod
     async def doctor(self, *, mend: bool = False, slots: bytes | None = None) -> Report:

@@ -101,6 +101,7 @@ class Connection(HttpToolsProtocol):
             self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 ours says the same
+        log.warning("what came from %s cannot be read as a request", self.client[0] if self.client else "somebody")
         self._refuse(_MALFORMED)
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -159,6 +160,11 @@ class Connection(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    """Of what is no request uvicorn says only that: ours says where it came from."""
+    return record.msg != "Invalid HTTP request received."
 
 
 class Cork:
@@ -221,6 +227,7 @@ class Listener:
             self._config.load()
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"the certificate or its key cannot be used: {error}") from error
+        logging.getLogger("uvicorn.error").addFilter(_says_more)
         self._state = ServerState()
         self.connections_max = connections_max()
         self._server: asyncio.Server | None = None

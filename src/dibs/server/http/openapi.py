@@ -81,6 +81,7 @@ def doc_routes(routes: Iterable[Route]) -> list[Route]:
         return Answer(200, shown(), "text/html; charset=utf-8", headers)
 
     return [
+        Route(method="GET", path="/", handle=give_page, summary="The same page as /docs", gives={200: None}),
         Route(
             method="GET", path="/openapi.json", handle=give_document, summary="The OpenAPI document", gives={200: Any}
         ),

@@ -17,6 +17,7 @@ from dibs.errors import (
     LeaseLostError,
     LimitExceeded,
     PayloadTooLarge,
+    StoreCorrupt,
     StoreError,
     StoreFull,
     StoreRefused,
@@ -26,6 +27,7 @@ from dibs.errors import (
     Unauthenticated,
     UnknownChunk,
 )
+from dibs.task import Rejected
 
 #: Errors by the status they are answered with; what is not named is answered as its nearest parent.
 STATUS_OF: Mapping[type[DibsError], int] = {
@@ -47,6 +49,16 @@ STATUS_OF: Mapping[type[DibsError], int] = {
     StoreFull: 507,
 }
 
+#: What callers are told of errors that are not theirs. The errors themselves name files and addresses of the server:
+#: those are for its log.
+TOLD: Mapping[type[DibsError], str] = {
+    DibsError: "the server failed; its log, under this request id, says how",
+    StoreError: "the store does not answer: repeat the call later",
+    StoreCorrupt: "a record of the store cannot be read: whoever runs the server has to look at it",
+    StoreFull: "the store has no room for new tasks: repeat the call when some have ended, or ask for more room",
+    StoreRefused: "the store cannot be used: whoever runs the server has to look at it",
+}
+
 RETRY_UNAVAILABLE_S = 1.0
 
 
@@ -59,6 +71,8 @@ class Problem(Exception):
         self.code = code
         self.more = more
         self.headers: list[tuple[bytes, bytes]] = []
+        self.inside = ""
+        """What happened, in words that are for the log only."""
 
     def with_header(self, name: bytes, value: bytes) -> Problem:
         """Adds a header to the answer."""
@@ -71,14 +85,30 @@ def status_of(error: DibsError) -> int:
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
+def message_of(error: DibsError) -> str:
+    """Returns what the caller is told: the error's own words, if it is the caller's."""
+    if status_of(error) < 500:
+        return str(error)
+    return next(TOLD[kind] for kind in type(error).__mro__ if kind in TOLD)
+
+
+def told(answer: Any) -> Any:
+    """Returns an answer item by item with what its caller may know of those that were rejected."""
+    if not isinstance(answer, list) or Rejected not in {*map(type, answer)}:
+        return answer
+    return [Rejected(one.code, message_of(one.error())) if isinstance(one, Rejected) else one for one in answer]
+
+
 def problem_of(error: Exception) -> Problem:
     """Returns the answer to an error. What nobody foresaw is a 500 that tells nothing of the inside."""
     if isinstance(error, Problem):
         return error
     if not isinstance(error, DibsError):
-        return Problem(500, "internal", "the server failed; its log, under this request id, says how")
+        return Problem(500, "internal", TOLD[DibsError])
     status = status_of(error)
-    problem = Problem(status, error.code, str(error))
+    problem = Problem(status, error.code, message_of(error))
+    if status >= 500:
+        problem.inside = f"{type(error).__name__}: {error}"
     if isinstance(error, Unauthenticated):
         problem.with_header(b"www-authenticate", b"Bearer")
     retry_after_s = RETRY_UNAVAILABLE_S if status == 503 else getattr(error, "retry_after_s", None)
@@ -98,7 +128,8 @@ def unreadable(error: msgspec.MsgspecError | RecursionError | UnicodeError) -> P
     if isinstance(error, RecursionError):
         return Problem(400, "malformed", "the body is nested too deeply: flatten it")
     if not isinstance(error, msgspec.ValidationError):
-        return Problem(400, "malformed", f"the body cannot be read: {error}")
+        why = "it ends too early, or with half a character" if "truncated" in str(error) else error
+        return Problem(400, "malformed", f"the body cannot be read: {why}")
     message, _, where = str(error).partition(" - at `")
     field = where.rstrip("`").removeprefix("$").lstrip(".")
     return Problem(422, "invalid", f"{field}: {message}" if field else message, field=field)

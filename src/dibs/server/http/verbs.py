@@ -11,6 +11,7 @@ import msgspec
 from dibs.errors import InvalidOption
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
+from dibs.server.http.problems import told
 from dibs.server.http.web import MSGPACK, Answer, Request, Route, Stream
 from dibs.stores.remote import verbs
 from dibs.stores.remote.verbs import PATH, VERBS, WAIT_MAX_S, Verb, topic_of
@@ -112,7 +113,7 @@ def _answered(gate: Gate, verb: Verb[Any], act: Act) -> Callable[[Request], Awai
         _check_sizes(request.data)
         work = act(request.principal, request.data, request.header(b"traceparent"))
         answer = await (request.while_there(work, lost) if waits and request.data.wait_s else work)
-        return Answer(200, _encode(answer), MSGPACK)
+        return Answer(200, _encode(told(answer)), MSGPACK)
 
     return handle
 

@@ -70,7 +70,7 @@ def json_answer(value: Any, status: int = 200, headers: Headers | None = None) -
 class Request:
     """One call: who makes it, what it says, and whether anybody still waits for the answer."""
 
-    __slots__ = ("_receive", "_scope", "body", "caller", "data", "id", "params", "route")
+    __slots__ = ("_receive", "_scope", "body", "caller", "data", "id", "inside", "params", "route")
 
     def __init__(self, scope: Scope, receive: Receive, request_id: str) -> None:
         self._scope = scope
@@ -84,6 +84,8 @@ class Request:
         self.body = b""
         self.data: Any = None
         """The body, as the route's `takes`."""
+        self.inside = ""
+        """What went wrong, in words that are for the log only."""
 
     @property
     def method(self) -> str:
@@ -94,6 +96,12 @@ class Request:
     def path(self) -> str:
         path: str = self._scope["path"]
         return path
+
+    @property
+    def client(self) -> str:
+        """The address that the connection comes from; empty if that is not known."""
+        client: tuple[str, int] | None = self._scope.get("client")
+        return "" if client is None else client[0]
 
     @property
     def principal(self) -> Principal:
@@ -280,9 +288,10 @@ class Web:
     def _find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         exact = self._exact.get(path)
         methods, params = self._match(path) if exact is None else (exact, {})
-        route = methods.get(method)
+        # A HEAD is answered like a GET; whoever sends the answer leaves out the body.
+        route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            allowed = ", ".join(sorted(methods))
+            allowed = ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
             problem = Problem(405, "method_not_allowed", f"{path} takes {allowed}, not {method}")
             raise problem.with_header(b"allow", allowed.encode())
         return route, params
@@ -382,6 +391,7 @@ class Web:
         return message.get("body", b""), message.get("more_body", False)
 
     def _refusal(self, request: Request, problem: Problem) -> Answer:
+        request.inside = problem.inside
         return json_answer(body_of(problem, request.id), problem.status, problem.headers)
 
 

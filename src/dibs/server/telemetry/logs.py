@@ -81,17 +81,20 @@ def access(
     status: int,
     duration_s: float,
     size_bytes: int,
+    client: str = "",
     tenant: str = "",
     subject: str = "",
+    error: str = "",
 ) -> None:
-    """Writes the line of a request. `route` is the template, never the path; `tenant` and `subject` are empty for a
-    caller that was not recognised."""
+    """Writes the line of a request. `route` is the template, never the path; `client` is the address that it came from;
+    `tenant` and `subject` are empty for a caller that was not recognised; `error` is what the caller was not told."""
     if not _ACCESS.isEnabledFor(logging.INFO):
         return
     # Made by hand: finding out which line of the code it came from would cost more than all the rest.
     record = logging.LogRecord(_ACCESS.name, logging.INFO, "", 0, "request", None, None)
-    record.fields = {
+    fields = record.fields = {
         "id": request_id,
+        "client": client,
         "method": method,
         "route": route,
         "status": status,
@@ -100,6 +103,8 @@ def access(
         "tenant": tenant,
         "subject": subject,
     }
+    if error:
+        fields["error"] = error
     _ACCESS.handle(record)
 
 

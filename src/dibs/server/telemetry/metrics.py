@@ -88,6 +88,7 @@ class Metrics:
         )
         self.requests_in_progress = Counts("dibs_requests_in_progress", "Requests not answered yet.", gauge=True)
         self.waiting_claims = Counts("dibs_claims_waiting", "Claims that wait for tasks.", gauge=True)
+        self.shards_down = Counts("dibs_shards_down", "Shards of the store that do not answer.", gauge=True)
         self._cut = Counts("dibs_connections_cut", "Connections refused or cut off, by why.", ("why",))
         self._hits = Counts("dibs_limit_hits", "Calls or tasks refused by a limit.", ("tenant", "limit"))
         self.depth = Depth(self._queues, now_s)
@@ -200,7 +201,7 @@ class Metrics:
         return (
             self._created, self._unmade, self._claimed, self._settled, self._wait, self._run, self._expired,
             self._groups, *self.depth.families(), self._requests, self.requests_in_progress, self.waiting_claims,
-            self._cut, self._hits,
+            self.shards_down, self._cut, self._hits,
         )  # fmt: skip
 
     def collect(self) -> Iterator[Metric]:

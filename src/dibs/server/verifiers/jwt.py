@@ -110,10 +110,13 @@ class JwtVerifier:
         if len(token) > TOKEN_MAX_CHARS or not token.isascii() or token.count(".") != 2:
             return None
         head, body, _ = token.encode().split(b".")
-        unverified = _object(body)
+        try:
+            unverified = _object(body)
+        except _Strict as error:
+            raise Unauthenticated(f"the token cannot be read: {error}") from None
         if unverified is None or unverified.get("iss") != self._issuer:
             return None
-        algorithm, key_id = self._checked_header(_object(head))
+        algorithm, key_id = self._checked_header(head)
         payload = self._signed(token, await self._keys.keys(algorithm, key_id))
         return self._principal(_claims(payload))
 
@@ -121,8 +124,12 @@ class JwtVerifier:
         """Lets go of what the keys come from."""
         await self._keys.close()
 
-    def _checked_header(self, header: dict[str, Any] | None) -> tuple[str, str | None]:
+    def _checked_header(self, head: bytes) -> tuple[str, str | None]:
         """Returns the algorithm, which is one of the source's, and the id of the key."""
+        try:
+            header = _object(head)
+        except _Strict:
+            header = None
         if header is None:
             raise Unauthenticated("the token's header cannot be read")
         for name in _REFUSED_HEADERS:
@@ -187,9 +194,11 @@ class _Strict(ValueError):
 
 
 def _object(segment: bytes) -> dict[str, Any] | None:
-    """Returns the JSON object in a part of a token; None if it is none."""
+    """Returns the JSON object in a part of a token; None if it is none. Raises `_Strict` for an odd one."""
     try:
         return _json_object(urlsafe_b64decode(segment))
+    except _Strict:
+        raise
     except (ValueError, RecursionError):
         return None
 
@@ -197,7 +206,7 @@ def _object(segment: bytes) -> dict[str, Any] | None:
 def _json_object(data: bytes) -> dict[str, Any]:
     value = json.loads(data.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_constant)
     if not isinstance(value, dict):
-        raise _Strict("no object")
+        raise ValueError("no object")
     return value
 
 

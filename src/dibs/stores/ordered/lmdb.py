@@ -117,7 +117,7 @@ class LmdbEngine(Engine):
         directory = Path(path).absolute()
         try:
             check_directory(directory)
-            if not create and not (directory / "data.mdb").exists():
+            if not create and not _has_data(directory):
                 raise StoreMissing(f"there is no store in {directory}")
             directory.mkdir(parents=True, exist_ok=True)
             where = directory.stat()
@@ -232,8 +232,10 @@ class LmdbEngine(Engine):
         self.environment.reader_check()
         try:
             there = os.path.samestat((self.directory / "data.mdb").stat(), self._opened)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             there = False
+        except OSError as error:
+            raise _explained(error, self) from error
         if not there:
             raise StoreUnavailable(f"{self.describe()} was removed or replaced while it was open: open it again")
 
@@ -422,6 +424,12 @@ def _made_whole(directory: Path) -> Iterator[Path]:
 # ------------------------------------------------------------------------------------------------------------- opening
 
 
+def _has_data(directory: Path) -> bool:
+    """LMDB would take an empty file for a database that is still to be made."""
+    data = directory / "data.mdb"
+    return data.exists() and data.stat().st_size > 0
+
+
 def _open_environment(directory: Path, max_bytes: int, durability: str) -> lmdb.Environment:
     if durability not in DURABILITIES:
         raise StoreRefused(f"durability is {durability!r}: use one of {', '.join(DURABILITIES)}")
@@ -507,6 +515,7 @@ def _explained(error: BaseException, engine: LmdbEngine) -> DibsError:
         return StoreFull(f"{engine.describe()} is full to its last page: purge, or raise max_bytes")
     if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError):
         return StoreCorrupt(f"{engine.describe()} is damaged ({error}): stop writing and restore a backup")
-    if isinstance(error, lmdb.Error):
+    if isinstance(error, lmdb.Error | OSError):
+        # Of the system: the directory is gone, say. That is no fault of the call, which can be repeated.
         return StoreUnavailable(f"{engine.describe()} cannot be used: {error}")
     return DibsError(f"a call failed inside {engine.describe()}: {type(error).__name__}: {error}")

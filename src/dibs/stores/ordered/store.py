@@ -421,6 +421,12 @@ class OrderedStore(LocalStore):
     def meter(self, meter: Meter | None) -> None:
         self._engine.meter = self._meter = meter
 
+    async def probe(self) -> Sequence[int]:
+        self._check_open()
+        self._engine.tend()
+        await self._lane().transact(lambda txn: txn.version)
+        return ()
+
     async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
         known = self._read(lambda txn: txn.get(fact_key(name)))
         if known is not None or value is None:

@@ -94,7 +94,8 @@ class WakeLane(Lane):
             self._socket.close()
             self._socket = None
             if self._path.name in _own_names:
-                self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # Gone already, perhaps with the whole directory.
+                    self._path.unlink()
                 _own_names.remove(self._path.name)
 
 

@@ -42,6 +42,7 @@ ANSWER_S = 30.0
 """How long a call may take, beside what it waits on purpose."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 2.0
 PIECE_BYTES = 1 << 20
+SAID_MAX_CHARS = 4096
 WORKED_S = 2.0
 """A call that was cut off after so long had been with a server that worked: the time to give up begins anew."""
 LISTEN_S = 45.0
@@ -51,6 +52,7 @@ _AGAIN = frozenset({408, 502, 503, 504})
 _TOO_LARGE = 413
 _CUT_OFF = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
 _AT_ONCE = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {verb.name: msgspec.msgpack.Decoder(verb.answers) for verb in VERBS}
@@ -198,11 +200,15 @@ class Client:
             raise self._silent("no answer in time") from error
         except _LOST as error:
             if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.__cause__, ssl.SSLEOFError):
+                if getattr(error.__cause__, "reason", None) in _NO_TLS:
+                    raise StoreRefused(
+                        f"{self.address.base} does not speak TLS: use http://, or its port for https"
+                    ) from (error)
                 raise StoreRefused(
                     f"{self.address.base} has no certificate that is trusted here ({error}): "
                     "name that of its authority with ?ca_file="
                 ) from error
-            raise self._silent(str(error) or type(error).__name__) from error
+            raise self._silent(_why(error)) from error
         except aiohttp.ClientError as error:
             raise StoreRefused(f"{self.address.base}: {error}") from error
         if status == 200:
@@ -221,6 +227,7 @@ class Client:
             problem = msgspec.json.decode(answer, type=Problem)
         except msgspec.MsgspecError:
             problem = Problem()
+        problem.error, problem.code = _line(problem.error), _line(problem.code)
         if status in _AGAIN:
             return self._silent(problem.error or f"HTTP {status}")
         if not problem.code:
@@ -301,6 +308,18 @@ class Client:
 
     def _was_closed(self) -> StoreClosed:
         return StoreClosed(f"the connection to {self.address.base} was closed: open it again")
+
+
+def _why(error: Exception) -> str:
+    """What to say of a connection that was lost, or never there."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    """What a server says, on one line: it could be any server."""
+    return "".join(char if char.isprintable() else " " for char in text[:SAID_MAX_CHARS])
 
 
 def _was_cut_off(error: StoreUnavailable) -> bool:

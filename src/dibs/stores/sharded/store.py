@@ -88,6 +88,7 @@ class ShardedStore(LocalStore):
     """A set of shards. `open_shards` opens one."""
 
     order = Order("per_shard")
+    reopens = True
 
     def __init__(self, shards: Shards, limits: Limits) -> None:
         super().__init__(limits)
@@ -631,6 +632,12 @@ class ShardedStore(LocalStore):
     def meter(self, meter: Meter | None) -> None:
         for shard in self._shards.all:
             shard.meter = meter
+
+    async def probe(self) -> Sequence[int]:
+        """Raises only if no shard answers. One that did not is opened again here, if it is back."""
+        self._check_open()
+        answers = await self._shards.some(lambda store: store.probe())
+        return [number for number, answer in enumerate(answers) if answer is None]
 
     async def _fact(self, name: str, value: bytes | None = None) -> bytes | None:
         self._check_open()
