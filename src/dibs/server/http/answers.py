@@ -21,9 +21,9 @@ from dibs.server.http.wire import AnyJson, Time, from_ms
 from dibs.server.turns import Turns
 from dibs.task import MAX_ATTEMPTS_DEFAULT, Place, Status
 
-DECODED_MAX_BYTES = 64 << 10
+DECODED_MAX_BYTES = 16 << 10
 """Payloads and results that are not JSON are shown in JSON up to this size."""
-DECODING = 8
+DECODING = 32
 """By how much decoding and encoding takes longer than looking through."""
 
 View = TypeVar("View")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
+from dibs.errors import InvalidOption
 from dibs.server.http.problems import Problem
 
 LOOKED_THROUGH_BYTES = 32 << 10
@@ -27,6 +28,8 @@ def item_counter(kind: Any, content: Any, items_max: int) -> Callable[[bytes], N
     if guard is None:
         return None
     decode = content.Decoder(guard).decode
+    # A remote store makes an error of the code.
+    code = InvalidOption.code if content is msgspec.msgpack else "invalid"
 
     def count(body: bytes) -> None:
         if len(body) <= LOOKED_THROUGH_BYTES:
@@ -35,7 +38,7 @@ def item_counter(kind: Any, content: Any, items_max: int) -> Callable[[bytes], N
             decode(body)
         except msgspec.ValidationError as error:
             if "length" in str(error):
-                raise Problem(422, "invalid", "a list of the body has too many items: send fewer at once") from None
+                raise Problem(422, code, "a list of the body has too many items: send fewer at once") from None
             # Of another type: who decodes it says so, just as soon.
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             pass  # As above.
