@@ -422,7 +422,7 @@ def check_settlement(item: Settlement, limits: Limits) -> None:
         check_token(item.token)
     if item.kind is _COMPLETE:
         if item.result is not None:
-            _check_result(item.result, item.codec, limits)
+            check_result(item.result, item.codec, limits)
     elif type(item.kind) is not Kind:
         raise InvalidOption(
             f"kind is {_short(item.kind)}: use one of {', '.join(f'Kind.{kind.name}' for kind in Kind)}"
@@ -445,7 +445,8 @@ def _check_retry_delay(item: Settlement) -> None:
     check_number("delay_s", item.delay_s, 0, DELAY_HORIZON_S)
 
 
-def _check_result(result: bytes, codec: str, limits: Limits) -> None:
+def check_result(result: bytes, codec: str, limits: Limits) -> None:
+    """A result is bytes, within the limit, of a codec."""
     if type(result) is not bytes:
         raise InvalidOption(f"the result is {type(result).__name__}: encode it to bytes first (dibs.codec)")
     if len(result) > limits.result_max_bytes:

@@ -23,6 +23,7 @@ from dibs.server.limiter import Limiter
 from dibs.server.limits import LimitsTable
 from dibs.server.telemetry.metrics import Metrics
 from dibs.server.telemetry.tracing import Tracing
+from dibs.server.turns import Turns
 from dibs.stores.batches import merged
 from dibs.stores.direct import DirectStore
 from dibs.stores.protocol import SWEEP_BUDGET
@@ -233,17 +234,23 @@ class Gate:
     async def get(self, who: Principal, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
         """Returns each task as it stands; None: there is none for this caller."""
         self._check(who, "get", tenant, len(refs))
+        return [_if_seen(who, task) for task in await self._look(tenant, refs)]
+
+    async def _look(self, tenant: str, refs: Sequence[TaskRef]) -> builtins.list[Task | None]:
+        """The tasks, some at a time, as far as they are not too large together."""
         tasks: builtins.list[Task | None] = []
-        size, step = 0, LOOKED_AT_FIRST
+        size, step, turns = 0, LOOKED_AT_FIRST, Turns()
         while len(tasks) < len(refs):
             some = await self.store.get(tenant, refs[len(tasks) : len(tasks) + step])
             tasks += some
-            size += sum(_size(task) for task in some if task is not None)
+            read = sum(_size(task) for task in some if task is not None)
+            size += read
             if size > ANSWER_MAX_BYTES and len(refs) > 1:
                 raise PayloadTooLarge(f"these tasks hold more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once")
             # Twice as many next time, as long as they are small.
             step = min(2 * step, BATCH_MAX) if size <= SMALL_BYTES else LOOKED_AT_FIRST
-        return [_if_seen(who, task) for task in tasks]
+            await turns.after(read)
+        return tasks
 
     async def wait(
         self, who: Principal, tenant: str, ids: Sequence[bytes], wait_s: float

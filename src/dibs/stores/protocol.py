@@ -291,7 +291,8 @@ class Store(abc.ABC):
     # --------------------------------------------------------------------------------------------- queues and workers
 
     async def stats(self, tenant: str, commands: Sequence[str] | None = None) -> Stats:
-        """Returns exact counts of the tenant and of its queues (all of them, or those named)."""
+        """Returns exact counts of the tenant and of its queues (all of them, or those named). Where queues are many,
+        they are counted some hundreds at a time, each as of its moment."""
         checks.check_tenant(tenant)
         if commands:
             checks.check_whole("the number of commands", len(commands), 0, BATCH_MAX)

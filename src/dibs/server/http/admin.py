@@ -5,6 +5,7 @@ An operator's token may name another tenant with `?tenant=`.
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +15,14 @@ from msgspec.structs import replace
 from dibs.server.gate import Gate
 from dibs.server.http import answers, wire, wire_queues
 from dibs.server.http.web import Answer, Request, Route, json_answer
+from dibs.server.turns import Turns
 from dibs.task import ALL_COMMANDS, Filter, QueueStats
 
 TAG = "Administration"
 CLEAN_UP_PAGES = 20
 """So many pages of a listing one clean-up looks at, at most."""
+QUEUE_BYTES, WORKER_BYTES = 256, 8 << 10
+"""What showing a queue, or a worker with its tasks, is taken for, as work."""
 
 
 def admin_routes(gate: Gate) -> list[Route]:
@@ -79,7 +83,11 @@ class Admin:
     async def queues(self, request: Request) -> Answer:
         """The counts of every queue."""
         stats = await self._gate.stats(request.principal, self._tenant(request))
-        return json_answer(self.queues_view(stats.queues, stats.total))
+        views, turns = [], Turns()
+        for one in stats.queues:
+            views.append(self.counts_view(one))
+            await turns.after(QUEUE_BYTES)
+        return json_answer(self.queues_view(views, stats.total))
 
     async def queue(self, request: Request) -> Answer:
         """The counts of a queue, and its configuration. One that nobody used has zeros; `*` is the whole tenant."""
@@ -121,7 +129,7 @@ class Admin:
         who, tenant = request.principal, asked.tenant or request.principal.tenant
         which = wire_queues.dead_filter(asked)
         page = await self._gate.list(who, tenant, which, cursor=asked.cursor, limit=asked.limit)
-        tasks = [answers.task_view(task) for task in page.tasks]
+        tasks = await answers.each(page.tasks, answers.task_view)
         return json_answer(wire_queues.DeadLetters(tasks=tasks, cursor=page.cursor))
 
     async def replay(self, request: Request) -> Answer:
@@ -154,6 +162,7 @@ class Admin:
         which = Filter(command=asked.command, ended_until_ms=before_ms)
         for _ in range(CLEAN_UP_PAGES):
             page = await self._gate.list(who, tenant, which, cursor=cursor, limit=asked.limit - deleted)
+            await asyncio.sleep(0)  # A page in which nothing is over is followed by the next at once.
             over = [task.id for task in page.tasks if (task.kept_until_ms or before_ms + 1) <= before_ms]
             if over:
                 deleted += len((await self._gate.purge(who, tenant, over)).ids)
@@ -165,7 +174,11 @@ class Admin:
     async def workers(self, request: Request) -> Answer:
         """The workers that told of themselves not long ago."""
         found = await self._gate.workers(request.principal, self._tenant(request))
-        return json_answer(wire_queues.Workers(workers=[wire_queues.worker_view(one) for one in found]))
+        views, turns = [], Turns()
+        for one in found:
+            views.append(wire_queues.worker_view(one))
+            await turns.after(WORKER_BYTES)
+        return json_answer(wire_queues.Workers(workers=views))
 
     async def tenants(self, request: Request) -> Answer:
         """All tenants that have anything here. The operator's."""
@@ -178,8 +191,11 @@ class Admin:
         tenant: str = request.query(self.of_tenant_type).tenant or request.principal.tenant
         return tenant
 
-    def queues_view(self, queues: list[QueueStats], total: QueueStats) -> Any:
-        return wire_queues.Queues(queues=[wire_queues.counts(one) for one in queues], total=wire_queues.counts(total))
+    def counts_view(self, stats: QueueStats) -> Any:
+        return wire_queues.counts(stats)
+
+    def queues_view(self, queues: list[Any], total: QueueStats) -> Any:
+        return wire_queues.Queues(queues=queues, total=wire_queues.counts(total))
 
     def queue_view(self, command: str, stats: QueueStats, config: wire_queues.QueueConfigBody) -> Any:
         return wire_queues.Queue(command=command, counts=wire_queues.counts(stats), config=config)
@@ -227,9 +243,12 @@ class CodeqAdmin(Admin):
     queues_given = list[CodeqQueue]
     queue_given = CodeqQueue
 
-    def queues_view(self, queues: list[QueueStats], total: QueueStats) -> Any:
+    def counts_view(self, stats: QueueStats) -> Any:
+        return _codeq_queue(stats)
+
+    def queues_view(self, queues: list[Any], total: QueueStats) -> Any:
         del total
-        return [_codeq_queue(one) for one in queues]
+        return queues
 
     def queue_view(self, command: str, stats: QueueStats, config: wire_queues.QueueConfigBody) -> Any:
         del config

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -14,9 +15,18 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from dibs import codec, task
 from dibs.errors import CodecError
+from dibs.server.http.json_text import check_json
 from dibs.server.http.problems import Problem
 from dibs.server.http.wire import AnyJson, Time, from_ms
+from dibs.server.turns import Turns
 from dibs.task import MAX_ATTEMPTS_DEFAULT, Place, Status
+
+DECODED_MAX_BYTES = 64 << 10
+"""Payloads and results that are not JSON are shown in JSON up to this size."""
+DECODING = 8
+"""By how much decoding and encoding takes longer than looking through."""
+
+View = TypeVar("View")
 
 
 class _Given(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -53,7 +63,7 @@ class TaskView(_Given, frozen=True, kw_only=True):
     priority: int
     payload: AnyJson | UnsetType = UNSET
     payload_base64: str | None = None
-    """Instead of `payload`, where that is not JSON."""
+    """Instead of `payload`, where that is not JSON, or larger than what is decoded for it."""
     codec: str
     """How the payload is encoded."""
     idempotency_key: str | None = None
@@ -176,7 +186,7 @@ class Outcome(_Given, frozen=True, kw_only=True):
     ended_at: Time | None = None
     result: AnyJson | UnsetType = UNSET
     result_base64: str | None = None
-    """Instead of `result`, where that is not JSON."""
+    """Instead of `result`, where that is not JSON, or larger than what is decoded for it."""
     codec: str
     error: ErrorView | None = None
     reason: str | None = None
@@ -315,8 +325,28 @@ def item_error(problem: Problem) -> dict[str, Any]:
     }
 
 
+async def each(tasks: Iterable[task.Task], view: Callable[[task.Task], View]) -> list[View]:
+    """Returns many tasks as JSON shows them."""
+    views, turns = [], Turns()
+    for one in tasks:
+        views.append(view(one))
+        await turns.after(effort(one))
+    return views
+
+
+def effort(one: task.Task | task.Lease | task.NewTask) -> int:
+    """How much is done to show a task, in bytes that are only looked through."""
+    return effort_of(one.payload, one.codec)
+
+
+def effort_of(data: bytes, codec_name: str) -> int:
+    """How much is done to show a payload or a result."""
+    return len(data) if codec_name == "json" or len(data) > DECODED_MAX_BYTES else len(data) * DECODING
+
+
 def shown(name: str, data: bytes, codec_name: str) -> Mapping[str, Any]:
-    """Returns a payload or result under its name; what JSON cannot show goes in base64 under another."""
+    """Returns a payload or result under its name; what JSON cannot show, or only with much effort, goes in base64 under
+    another."""
     try:
         return {name: _as_json(data, codec_name)}
     except (CodecError, msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError):
@@ -328,12 +358,15 @@ def _as_json(data: bytes, codec_name: str) -> Raw:
         return _NULL
     if codec_name == "json":
         # It may have come in by other ways than this, where nobody reads it.
-        msgspec.json.decode(data)
+        check_json(data)
         return Raw(data)
     if codec_name == "raw":
         raise CodecError("bytes have no JSON")
+    if len(data) > DECODED_MAX_BYTES:
+        raise CodecError(f"over {DECODED_MAX_BYTES} bytes are not decoded for this")
     value = codec.decode(data, codec_name)
-    _refuse_unfaithful(value)
+    if codec_name != "msgpack" or _MARKS.search(data) is not None:
+        _refuse_unfaithful(value)
     return Raw(msgspec.json.encode(value))
 
 
@@ -353,6 +386,9 @@ def _refuse_unfaithful(value: Any) -> None:
 
 
 _NULL = Raw(b"null")
+_MARKS = re.compile(rb"[\xc4-\xc6\xca\xcb]")
+"""MessagePack begins bytes, and numbers that may be none, with one of these; they may also be a part of something else,
+so they are a reason to look closer."""
 
 
 def _from_ms(at_ms: int | None) -> datetime | None:

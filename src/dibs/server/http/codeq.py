@@ -23,6 +23,7 @@ from dibs.server.http import answers, wire
 from dibs.server.http.problems import Problem
 from dibs.server.http.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
 from dibs.server.http.web import Request
+from dibs.server.turns import Turns
 from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
 
 TAG = "codeQ"
@@ -241,9 +242,16 @@ class CodeqTasks(Tasks):
         """The leases that the caller's own subject holds, where the server allows that."""
         if not self._leases_by_subject:
             return await super().tokens_by_subject(who, ids)
-        tokens = await self._gate.held(who, ids)
-        tasks = await self.as_it_stands(who, ids)
-        return [token or _not_held(one) for token, one in zip(tokens, tasks, strict=True)]
+        found: list[bytes | Problem] = []
+        turns = Turns()
+        for token, task_id in zip(await self._gate.held(who, ids), ids, strict=True):
+            if token is None:
+                [one] = await self.as_it_stands(who, [task_id])
+                found.append(_not_held(one))
+                await turns.after(0 if one is None else len(one.payload))
+            else:
+                found.append(token)
+        return found
 
     # ------------------------------------------------------------------------------------------------- how it is taken
 
@@ -303,7 +311,7 @@ class CodeqTasks(Tasks):
         self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
         items = []
-        shown_bytes = 0
+        shown_bytes, turns = 0, Turns()
         for asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if asked is None or isinstance(answer, Problem):
@@ -315,6 +323,8 @@ class CodeqTasks(Tasks):
                 [one] = await self.as_it_stands(request.principal, [asked.task_id.bytes])
                 shown_bytes += 0 if one is None or one.result is None else len(one.result.data or b"")
             items.append(CodeqResultItem(task_id=task_id, result=_record(asked.task_id.bytes, one, answer, asked)))
+            if one is not None and one.result is not None:
+                await turns.after(answers.effort_of(one.result.data or b"", one.result.codec))
         return items
 
     def nacked_view(self, task_id: bytes, done: Settled | Already, delay_s: float) -> Any:

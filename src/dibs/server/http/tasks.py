@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from dibs.server.gate import Gate
 from dibs.server.http import answers, wire
 from dibs.server.http.problems import Problem, problem_of, unreadable
 from dibs.server.http.web import Answer, Request, Route, json_answer
+from dibs.server.turns import Turns
 from dibs.task import (
     Already,
     Cause,
@@ -171,7 +173,7 @@ class Tasks:
 
     async def create_batch(self, request: Request) -> Answer:
         """Each task is decoded, judged and answered by itself."""
-        news, problems = _sorted_out(request.data.tasks, lambda raw: self.new_task(self._decode_create(raw)))
+        news, problems = await _sorted_out(request.data.tasks, lambda raw: self.new_task(self._decode_create(raw)))
         created = iter(await self._create(request, list(news.values()))) if news else iter(())
         items = [problems[index] if index in problems else next(created) for index in range(len(request.data.tasks))]
         return json_answer({"results": [self.created_item(item) for item in items]})
@@ -181,7 +183,7 @@ class Tasks:
         outcomes = await self._gate.enqueue(who, who.tenant, news, traceparent=request.header(TRACEPARENT))
         tasks = await self._read_created(who, outcomes)
         created: list[Any] = []
-        shown_bytes = 0
+        shown_bytes, turns = 0, Turns()
         for new, made in zip(news, outcomes, strict=True):
             if isinstance(made, Rejected):
                 created.append(problem_of(made.error()))
@@ -191,6 +193,7 @@ class Tasks:
                 shown_bytes += len(task.payload)
                 task = task if shown_bytes <= SHOWN_MAX_BYTES else None
             created.append(self._created(who, new, made, task))
+            await turns.after(answers.effort(new if task is None else task))
         return created
 
     async def _read_created(
@@ -202,12 +205,14 @@ class Tasks:
         new_ids = [one.id for one in made if _is_new(one)]
         old_ids = list(dict.fromkeys(one.id for one in made if not _is_new(one)))
         tasks = dict(zip(new_ids, await self.as_it_stands(who, new_ids), strict=True)) if new_ids else {}
-        size = 0
+        size, turns = 0, Turns()
         while old_ids and size <= SHOWN_MAX_BYTES:
             some, old_ids = old_ids[:SHOWN_STEP], old_ids[SHOWN_STEP:]
             found = await self.as_it_stands(who, some)
-            size += sum(len(task.payload) for task in found if task is not None)
+            read = sum(len(task.payload) for task in found if task is not None)
+            size += read
             tasks.update(zip(some, found, strict=True))
+            await turns.after(read)
         return tasks
 
     def _created(self, who: Principal, new: NewTask, made: Enqueued | Duplicate, task: Task | None) -> Any:
@@ -227,8 +232,15 @@ class Tasks:
     async def claim_batch(self, request: Request) -> Answer:
         """200 with tasks and their tokens, or 204 if there is none in time."""
         leases = await self._claim(request, request.data.count)
-        worker = self.worker(request)
-        return json_answer({"tasks": [self.lease_view(one, worker) for one in leases]}) if leases else Answer(204)
+        worker, views, turns = self.worker(request), [], Turns()
+        try:
+            for lease in leases:
+                views.append(self.lease_view(lease, worker))
+                await turns.after(answers.effort(lease))
+        except asyncio.CancelledError:
+            await self._gate.give_back(leases)
+            raise
+        return json_answer({"tasks": views}) if views else Answer(204)
 
     async def _claim(self, request: Request, limit: int) -> list[Lease]:
         who, asked = request.principal, request.data
@@ -259,7 +271,7 @@ class Tasks:
     async def heartbeat_batch(self, request: Request) -> Answer:
         """Each lease is judged and answered by itself."""
         raws = request.data.heartbeats
-        asked, problems = _sorted_out(raws, self._decode_renew)
+        asked, problems = await _sorted_out(raws, self._decode_renew)
         tokens = await self._tokens(request, asked, problems)
         beats = [self._beat(request, asked[at].task_id.bytes, token, asked[at]) for at, token in tokens.items()]
         outcomes = iter(await self._gate.heartbeat(request.principal, beats) if beats else ())
@@ -301,13 +313,14 @@ class Tasks:
     async def result_batch(self, request: Request) -> Answer:
         """Each result is judged and answered by itself."""
         raws, tenant = request.data.results, request.principal.tenant
-        asked, problems = _sorted_out(raws, self._decode_result)
-        settlements = {}
+        asked, problems = await _sorted_out(raws, self._decode_result)
+        settlements, turns = {}, Turns()
         for at, token in (await self._tokens(request, asked, problems)).items():
             try:
                 settlements[at] = self.settlement(tenant, asked[at].task_id.bytes, token, asked[at])
             except Problem as problem:
                 problems[at] = problem
+            await turns.after(memoryview(raws[at]).nbytes)
         outcomes = iter(await self._settle_all(request, list(settlements.values())) if settlements else ())
         done: list[tuple[wire.SubmitResultOf | None, Any]] = []
         for at in range(len(raws)):
@@ -395,7 +408,8 @@ class Tasks:
         """A page of what matches. It may be short, even empty, and have a cursor."""
         who, asked = request.principal, request.query(self.listing_type)
         page = await self._gate.list(who, who.tenant, filter_of(asked), cursor=asked.cursor, limit=asked.limit)
-        return json_answer(self.page_given(tasks=[self.task_view(task) for task in page.tasks], cursor=page.cursor))
+        views = await answers.each(page.tasks, self.task_view)
+        return json_answer(self.page_given(tasks=views, cursor=page.cursor))
 
     async def _task(self, request: Request) -> Task:
         who = request.principal
@@ -449,10 +463,10 @@ class Tasks:
     # --------------------------------------------------------------------------------------- how it is taken and shown
 
     def new_task(self, asked: wire.CreateTask) -> NewTask:
-        return wire.new_task(asked)
+        return wire.new_task(asked, self._gate.store.limits)
 
     def settlement(self, tenant: str, task_id: bytes, token: bytes, asked: wire.SubmitResult) -> Settlement:
-        return wire.settlement(tenant, task_id, token, asked)
+        return wire.settlement(tenant, task_id, token, asked, self._gate.store.limits)
 
     def worker(self, request: Request) -> str:
         """Under which name a claim is made. It proves nothing."""
@@ -571,10 +585,11 @@ def _task_id(request: Request) -> bytes:
         raise unknown() from None
 
 
-def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[int, Item], dict[int, Problem]]:
+async def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[int, Item], dict[int, Problem]]:
     """Those items of a batch that can be read, and what is wrong with the others, by where they stand."""
     good: dict[int, Item] = {}
     bad: dict[int, Problem] = {}
+    turns = Turns()
     for at, raw in enumerate(raws):
         try:
             good[at] = read(raw)
@@ -582,6 +597,7 @@ def _sorted_out(raws: Sequence[Raw], read: Callable[[Raw], Item]) -> tuple[dict[
             bad[at] = problem
         except _MALFORMED as error:
             bad[at] = unreadable(error)
+        await turns.after(memoryview(raw).nbytes)
     return good, bad
 
 

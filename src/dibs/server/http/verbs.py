@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,11 @@ from dibs.stores.remote.verbs import PATH, VERBS, WAIT_MAX_S, Verb, topic_of
 from dibs.task import BATCH_MAX
 
 _encode = msgspec.msgpack.Encoder().encode
+
+UNCOUNTED = (verbs.REPLAY, verbs.PURGE, verbs.COMMIT_LOAD, verbs.DROP)
+"""Whose lists may be longer than a batch, or may be something else: here the size of the body is what bounds them."""
+UNCOUNTED_BODY_MAX_BYTES = 2 << 20
+"""Room for the chunks of the largest load."""
 
 #: What a verb may have many of. The chunks of a commit are limited by the store.
 LISTS = ("tasks", "commands", "beats", "settlements", "refs", "ids", "which", "topics")
@@ -37,6 +43,8 @@ def verb_routes(gate: Gate) -> list[Route]:
             verb=verb.name,
             takes=verb.asks,
             content_type=MSGPACK,
+            body_max_bytes=UNCOUNTED_BODY_MAX_BYTES if verb in UNCOUNTED else sys.maxsize,
+            items_max=None if verb in UNCOUNTED else BATCH_MAX,
             gives={200: verb.answers},
             tag="store",
         )

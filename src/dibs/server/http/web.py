@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -20,7 +21,9 @@ from msgspec import Struct
 from dibs.errors import DibsError
 from dibs.ids import new_id
 from dibs.server.auth import Authenticator, Principal
+from dibs.server.http.bounded import item_counter
 from dibs.server.http.problems import Problem, body_of, problem_of, unreadable
+from dibs.task import BATCH_MAX
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -183,6 +186,10 @@ class Route(Struct, frozen=True, kw_only=True):
     """The type of the body; None: it has none."""
     content_type: str = JSON
     """What the body has to be."""
+    body_max_bytes: int = sys.maxsize
+    """How large the body may be, where nobody needs as much as the server takes at most."""
+    items_max: int | None = BATCH_MAX
+    """How many items a list of the body may have; None: as many as there is room for."""
     body_optional: bool = False
     """A request without a body is taken for one with an empty object."""
     query: Any = None
@@ -222,6 +229,7 @@ class Web:
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
+        self._item_counters: dict[int, Callable[[bytes], None]] = {}
         for route in self.routes:
             self._add(route)
         self.accepts: Callable[[Request], bool] | None = None
@@ -231,6 +239,9 @@ class Web:
         if route.takes is not None:
             kind = msgspec.json if route.content_type == JSON else msgspec.msgpack
             self._decoders[id(route)] = kind.Decoder(route.takes).decode
+            counter = None if route.items_max is None else item_counter(route.takes, kind, route.items_max)
+            if counter is not None:
+                self._item_counters[id(route)] = counter
         if "{" not in route.path:
             self._exact.setdefault(route.path, {})[route.method] = route
             return
@@ -312,7 +323,9 @@ class Web:
         self._check_content(request, route)
         held = 0
         try:
-            request.body, held = await self._read(request)
+            request.body, held = await self._read(request, min(self._body_max_bytes, route.body_max_bytes))
+            if id(route) in self._item_counters:
+                self._item_counters[id(route)](request.body)
             try:
                 request.data = self._decoders[id(route)](request.body)
             except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -329,37 +342,37 @@ class Web:
         if encoding is not None and encoding.strip().lower() != "identity":
             raise Problem(415, "unsupported_encoding", "send the body as it is: no Content-Encoding is taken")
 
-    async def _read(self, request: Request) -> tuple[bytes, int]:
+    async def _read(self, request: Request, max_bytes: int) -> tuple[bytes, int]:
         """Returns the body, and for how many bytes of it memory is held."""
         length = request.header(b"content-length")
-        if length is not None and int(length) > self._body_max_bytes:
-            raise self._too_large()
+        if length is not None and int(length) > max_bytes:
+            raise _too_large(max_bytes)
         if not request.is_whole:
-            return await self._read_slowly(request)
+            return await self._read_slowly(request, max_bytes)
         body, more = await self._part(request)
         if more:
-            return await self._read_on(request, bytearray(body))
-        if len(body) > self._body_max_bytes:
-            raise self._too_large()
+            return await self._read_on(request, bytearray(body), max_bytes)
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
         return body, 0
 
-    async def _read_slowly(self, request: Request) -> tuple[bytes, int]:
+    async def _read_slowly(self, request: Request, max_bytes: int) -> tuple[bytes, int]:
         try:
             async with asyncio.timeout(BODY_READ_S):
-                return await self._read_on(request, bytearray())
+                return await self._read_on(request, bytearray(), max_bytes)
         except TimeoutError:
             problem = Problem(408, "too_slow", f"the body did not arrive within {BODY_READ_S:.0f} s")
             raise problem.with_header(b"connection", b"close") from None
 
-    async def _read_on(self, request: Request, body: bytearray) -> tuple[bytes, int]:
+    async def _read_on(self, request: Request, body: bytearray, max_bytes: int) -> tuple[bytes, int]:
         held = 0
         try:
             more = True
             while more:
                 part, more = await self._part(request)
                 body += part
-                if len(body) > self._body_max_bytes:
-                    raise self._too_large()
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
                 self._buffered_bytes += len(body) - held
                 held = len(body)
                 if self._buffered_bytes > BUFFERED_MAX_BYTES:
@@ -377,13 +390,14 @@ class Web:
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
 
-    def _too_large(self) -> Problem:
-        problem = Problem(413, "body_too_large", f"the body is over {self._body_max_bytes} bytes: send less at once")
-        return problem.with_header(b"connection", b"close")
-
     def _refusal(self, request: Request, problem: Problem) -> Answer:
         request.inside = problem.inside
         return json_answer(body_of(problem, request.id), problem.status, problem.headers)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    problem = Problem(413, "body_too_large", f"the body is over {max_bytes} bytes: send less at once")
+    return problem.with_header(b"connection", b"close")
 
 
 def _cut_short() -> Problem:

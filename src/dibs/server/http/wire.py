@@ -2,22 +2,33 @@
 
 Names are camelCase, durations are seconds, times are RFC 3339, ids are UUIDs and lease tokens hex. What a client sends
 that nobody knows is refused, so that a misspelt option is not lost. A payload is any JSON and is kept byte by byte;
-it is read once before it is stored, so that nothing is stored that a worker could not read.
+it is looked through before it is stored, so that nothing is stored that a worker could not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from dibs import task
-from dibs.checks import COMMANDS_MAX, ERROR_TEXT_MAX_CHARS, LIMIT_COST_MAX, TIMEOUT_MAX_S, TTL_MAX_S
-from dibs.server.http.problems import Problem, unreadable
+from dibs.checks import (
+    COMMANDS_MAX,
+    ERROR_TEXT_MAX_CHARS,
+    LIMIT_COST_MAX,
+    TIMEOUT_MAX_S,
+    TTL_MAX_S,
+    Limits,
+    check_payload,
+    check_result,
+)
+from dibs.errors import PayloadTooLarge
+from dibs.server.http.json_text import check_json, is_deeper
+from dibs.server.http.problems import Problem, problem_of, unreadable
 from dibs.task import (
     BATCH_MAX,
     DELAY_HORIZON_S,
@@ -87,13 +98,13 @@ class CreateTasks(_Asked, frozen=True, kw_only=True):
     ]
 
 
-def new_task(asked: CreateTask) -> task.NewTask:
-    """Returns the task that is asked for."""
+def new_task(asked: CreateTask, limits: Limits) -> task.NewTask:
+    """Returns the task that is asked for. A payload that the store would not take is refused unread."""
     if asked.run_at is not None and asked.delay_seconds is not None:
         raise Problem(422, "invalid", "delaySeconds: runAt is given too: use one of them", field="delaySeconds")
     return task.NewTask(
         command=asked.command,
-        payload=json_bytes(asked.payload, "payload"),
+        payload=json_bytes(asked.payload, "payload", limits),
         id=b"" if asked.id is None else asked.id.bytes,
         priority=asked.priority,
         delay_s=asked.delay_seconds or 0.0,
@@ -214,8 +225,8 @@ class Abandon(_Asked, frozen=True, kw_only=True):
     lease_token: Token | None = None
 
 
-def settlement(tenant: str, task_id: bytes, token: bytes, asked: SubmitResult) -> task.Settlement:
-    """Returns how a lease is to end."""
+def settlement(tenant: str, task_id: bytes, token: bytes, asked: SubmitResult, limits: Limits) -> task.Settlement:
+    """Returns how a lease is to end. A result that the store would not take is refused unread."""
     if asked.status == "COMPLETED":
         if asked.error is not None or asked.reason is not None:
             name = "reason" if asked.error is None else "error"
@@ -225,7 +236,7 @@ def settlement(tenant: str, task_id: bytes, token: bytes, asked: SubmitResult) -
             id=task_id,
             token=token,
             kind=task.Kind.COMPLETE,
-            result=json_bytes(asked.result, "result"),
+            result=json_bytes(asked.result, "result", limits),
             result_ttl_s=asked.result_ttl_seconds,
         )
     if asked.error is None:
@@ -260,36 +271,26 @@ BATCHES: Mapping[type[Struct], tuple[str, type[Struct]]] = {
 # ------------------------------------------------------------------------------------------------------------- values
 
 
-def json_bytes(value: Raw | UnsetType, field: str) -> bytes:
-    """Returns JSON as it came, once it is certain that everybody can read it. What was left out is null."""
+def json_bytes(value: Raw | UnsetType, field: Literal["payload", "result"], limits: Limits) -> bytes:
+    """Returns JSON as it came, once it is certain that it may be stored and that everybody can read it. What was left
+    out is null."""
     if isinstance(value, UnsetType):
         return b"null"
     data = bytes(value)
-    # A Raw was only skipped over: bad UTF-8, and numbers that no double holds, are still in it.
     try:
-        read = msgspec.json.decode(data)
+        # Its length is known before anything else.
+        check_payload(data, limits) if field == "payload" else check_result(data, "json", limits)
+        check_json(data, skipped=True)
+    except PayloadTooLarge as error:
+        raise problem_of(error) from None
     except msgspec.ValidationError as error:
         message = str(error).partition(" - at `")[0]
         raise Problem(422, "invalid", f"{field}: {message}", field=field) from None
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise unreadable(error) from None
-    if data.count(b"[") + data.count(b"{") > DEPTH_MAX and _is_deeper(read, DEPTH_MAX):
+    if is_deeper(data, DEPTH_MAX):
         raise Problem(400, "malformed", f"{field} is nested over {DEPTH_MAX} levels deep: flatten it", field=field)
     return data
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested over so many levels. Not recursive: that is the point."""
-    level = [value]
-    while level and levels:
-        levels -= 1
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-    return bool(level)
 
 
 def to_ms(time: datetime) -> int:

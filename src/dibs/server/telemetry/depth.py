@@ -20,6 +20,8 @@ TENANTS_MAX = 1_000
 READERS_MAX = 50
 BREATH = 20
 """So many tenants are looked at before others have their turn in the loop."""
+QUEUES_BREATH = 500
+"""So many queues of a tenant are added up before others have their turn."""
 PLACES = (Place.READY, Place.DELAYED, Place.LEASED, Place.DEAD)
 
 
@@ -84,7 +86,9 @@ class Depth:
         async for tenant in _tenants(store):
             # By name it costs nothing that queues without one are many.
             stats = await store.stats(tenant, None if discover else named.get(tenant, []))
-            for values, queue in self._split(tenant, stats):
+            for index, (values, queue) in enumerate(self._split(tenant, stats), start=1):
+                if index % QUEUES_BREATH == 0:
+                    await asyncio.sleep(0)
                 for place in PLACES:
                     _add(tasks, (*values, place.value), getattr(queue, place.value))
                 _add(held, values, queue.bytes)

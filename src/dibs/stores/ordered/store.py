@@ -71,6 +71,9 @@ from dibs.task import (
     WorkerInfo,
 )
 
+STATS_STEP = 500
+"""So many queues are counted at once."""
+
 T = TypeVar("T")
 
 READERS_MAX = 1_000
@@ -313,7 +316,23 @@ class OrderedStore(LocalStore):
     # --------------------------------------------------------------------------------------------- queues and workers
 
     async def _stats(self, tenant: str, commands: Sequence[str] | None) -> Stats:
-        return self._read(lambda txn: views.stats(txn, tenant, commands))
+        left = None if commands is None else [*commands]
+        after = ""
+
+        def step(txn: ReadTxn) -> Stats:
+            some = views.queue_names(txn, tenant, after, STATS_STEP) if left is None else left[:STATS_STEP]
+            return views.stats(txn, tenant, some)
+
+        # So many queues are counted as of one moment; those beyond that as of a later one, after others had their turn.
+        found = step_found = self._read(step)
+        while len(step_found.queues) == STATS_STEP:
+            await asyncio.sleep(0)
+            after = step_found.queues[-1].command
+            if left is not None:
+                del left[:STATS_STEP]
+            step_found = self._read(step)
+            found.queues.extend(step_found.queues)
+        return found
 
     async def _configure(self, tenant: str, command: str, config: QueueConfig | None) -> QueueConfig:
         lane = self._lane()
@@ -330,7 +349,17 @@ class OrderedStore(LocalStore):
         await self._lane().transact(lambda txn: admin.register(txn, tenant, info, ttl_ms))
 
     async def _workers(self, tenant: str) -> Sequence[WorkerInfo]:
-        return self._read(lambda txn: views.workers(txn, tenant))
+        after: bytes | None = None
+
+        def step(txn: ReadTxn) -> tuple[list[WorkerInfo], bytes | None]:
+            return views.workers(txn, tenant, after)
+
+        alive, after = self._read(step)
+        while after is not None:
+            await asyncio.sleep(0)
+            some, after = self._read(step)
+            alive += some
+        return alive
 
     async def _tenants(self, cursor: str | None, limit: int) -> TenantPage:
         return self._read(lambda txn: views.tenants(txn, cursor, limit))

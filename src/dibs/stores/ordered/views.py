@@ -6,6 +6,7 @@ import base64
 import binascii
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -62,6 +63,7 @@ EXAMINED_MAX = 5_000
 PAGE_MAX_BYTES = 4 << 20
 STEP = 200
 _TURN_BYTES = 2
+_ALL = ALL_COMMANDS.encode()
 _NO_RESULT = StoredResult(None, "json", None)
 _GONE_BODY = Body("", b"", "raw", None, 0, 0, None, None, 1)
 
@@ -314,8 +316,8 @@ def _decode_cursor(cursor: str, prefixes: Sequence[bytes]) -> tuple[bytes, int |
 # ------------------------------------------------------------------------------------------- queues and workers
 
 
-def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
-    """Returns the counters, which are exact."""
+def stats(txn: ReadTxn, tenant: str, commands: Sequence[str]) -> Stats:
+    """Returns the counters, which are exact, of the tenant and of these queues."""
     keys = tenant_keys(tenant)
     counts: dict[str, dict[str, int]] = {}
     for key, value in _counters(txn, keys, commands):
@@ -323,19 +325,21 @@ def stats(txn: ReadTxn, tenant: str, commands: Sequence[str] | None) -> Stats:
         counts.setdefault(command.decode(), {})[field.decode()] = from_count(value)
     whole = _config(txn, queue_keys(tenant, ALL_COMMANDS))
     total = replace(_counted("", counts.pop("", {})), paused=whole.paused, limits=whole.limits)
-    names = sorted({*counts, *_configured(txn, keys)}) if commands is None else commands
-    return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in names])
+    return Stats(total, [_queue_stats(txn, queue_keys(tenant, name), counts.get(name, {})) for name in commands])
 
 
-def _configured(txn: ReadTxn, keys: TenantKeys) -> list[str]:
-    """Returns the queues that somebody paused or gave defaults, with tasks or without."""
-    names = (key[len(keys.configs) :].decode() for key, _ in _items(txn, keys.configs, keys.configs))
-    return [name for name in names if name != ALL_COMMANDS]
+def queue_names(txn: ReadTxn, tenant: str, after: str, limit: int) -> list[str]:
+    """Returns at most `limit` queues in order of name, those that come after one: what has tasks, or had them, or was
+    configured."""
+    keys = tenant_keys(tenant)
+    start = keys.counters + after.encode() + AFTER_SEPARATOR
+    counted = (key[len(keys.counters) :].partition(SEPARATOR)[0] for key in _keys(txn, keys.counters, start))
+    configured = (key[len(keys.configs) :] for key in _keys(txn, keys.configs, keys.configs + after.encode() + b"\0"))
+    merged = (name for name, _ in groupby(heapq.merge(counted, configured)))
+    return [name.decode() for name in islice((name for name in merged if name != _ALL), limit)]
 
 
-def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str] | None) -> list[tuple[bytes, bytes]]:
-    if commands is None:
-        return list(_items(txn, keys.counters, keys.counters))
+def _counters(txn: ReadTxn, keys: TenantKeys, commands: Sequence[str]) -> list[tuple[bytes, bytes]]:
     wanted = list(keys.totals)
     for command in commands:
         wanted += queue_keys(keys.name, command).counters
@@ -370,11 +374,14 @@ def _counted(command: str, counts: dict[str, int]) -> QueueStats:
     )
 
 
-def workers(txn: ReadTxn, tenant: str) -> list[WorkerInfo]:
-    """Returns the workers whose registration has not run out."""
+def workers(txn: ReadTxn, tenant: str, after: bytes | None) -> tuple[list[WorkerInfo], bytes | None]:
+    """Returns workers whose registration has not run out, from some of the entries after one, and the last entry that
+    was looked at; None: there are no more."""
     prefix = tenant_keys(tenant).worker
-    stored = [decode_worker(value) for _, value in _items(txn, prefix, prefix)]
-    return [worker.info for worker in stored if worker.expires_ms > txn.now_ms]
+    found = txn.scan(prefix if after is None else after + b"\0", end_of(prefix), STEP)
+    stored = [decode_worker(value) for _, value in found]
+    alive = [worker.info for worker in stored if worker.expires_ms > txn.now_ms]
+    return alive, found[-1][0] if len(found) == STEP else None
 
 
 def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
