@@ -30,7 +30,7 @@ def commands() -> dict[str, click.Command]:
 
 EVERY = commands()
 #: Shared options that mean nothing there.
-UNSHOWN = {"serve": {"--tenant", "--json"}, "token new": {"--url"}}
+UNSHOWN = {"serve": {"--tenant", "--json"}, "token new": {"--url"}, "token jwt": {"--url"}}
 
 
 @pytest.mark.parametrize("words", EVERY)

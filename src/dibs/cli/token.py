@@ -68,6 +68,7 @@ def _grant_options(command: F) -> F:
     return command
 
 
+_HELPS = {"--url": None, "--tenant": "The tenant whose tasks its bearer may use."}
 _file_option = click.option("--file", "-f", type=FILE, required=True, help="The server's file of tokens.")
 
 
@@ -81,7 +82,7 @@ _file_option = click.option("--file", "-f", type=FILE, required=True, help="The 
     dibs token new -f tokens.toml --subject w -s claim -c mail --expires 90d
     dibs token new -f tokens.toml --subject ann --scope admin > token
     """,
-    helps={"--url": None, "--tenant": "Whose tasks its bearer may use.  [default: default]"},
+    helps=_HELPS,
 )
 @_file_option
 @_grant_options
@@ -266,6 +267,7 @@ def jwks(files: tuple[Path, ...]) -> int:
     dibs token jwt --secret-file secret -i me -a dibs --subject web -s enqueue
     dibs token jwt --key-file key.pem -i me -a dibs --subject w -s claim -c mail
     """,
+    helps=_HELPS,
 )
 @click.option("--secret-file", type=FILE, help="Sign by HS256 with the secret in this file.")
 @click.option("--key-file", type=FILE, help="Sign by RS256, ES256 or EdDSA with the private key in this file.")

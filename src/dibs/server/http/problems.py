@@ -53,7 +53,7 @@ STATUS_OF: Mapping[type[DibsError], int] = {
 #: those are for its log.
 TOLD: Mapping[type[DibsError], str] = {
     DibsError: "the server failed; its log, under this request id, says how",
-    StoreError: "the store does not answer: repeat the call later",
+    StoreError: "the server cannot answer this now: repeat the call later",
     StoreCorrupt: "a record of the store cannot be read: whoever runs the server has to look at it",
     StoreFull: "the store has no room for new tasks: repeat the call when some have ended, or ask for more room",
     StoreRefused: "the store cannot be used: whoever runs the server has to look at it",
