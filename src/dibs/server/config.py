@@ -83,12 +83,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+PATHS = ("tls_cert", "tls_key", "events_to")
+"""Settings that are files."""
+
+
 def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -> ServerConfig:
     """Returns what the file says, and the flags that are given before that. `tokens`: a file of static tokens, beside
     the keys that the file names. Relative paths in the file start where it lies."""
     said = _said(file)
     for name in said:
         check_known(name, [*ServerConfig.__struct_fields__], str(file))
+    beside = Path() if file is None else file.parent
+    for name in PATHS:
+        if isinstance(said.get(name), str):
+            said[name] = str(beside / said[name])
     said |= {name: value for name, value in flags.items() if value is not None}
     for name, read in _QUANTITIES.items():
         if name in said:
@@ -100,7 +108,6 @@ def read_config(file: Path | None, *, tokens: str | None = None, **flags: Any) -
         config = msgspec.convert(said, ServerConfig)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{file or 'the flags'}: {error}") from None
-    beside = Path() if file is None else file.parent
     keys = [one if one.path is None else replace(one, path=str(beside / one.path)) for one in config.keys]
     if tokens is not None:
         keys.append(KeyConfig(kind="tokens", path=tokens))
