@@ -58,10 +58,10 @@ class DirectStore(Store):
         worker: str,
         claim_id: bytes | None,
     ) -> list[Lease]:
-        if claim_id is not None or not wait_s:
-            leases = await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
-            if leases or not wait_s:
-                return leases
+        if not wait_s:
+            return await self._claim(tenant, commands, limit, lease_s, worker, claim_id)
+        if claim_id is not None and (repeated := await self._claimed(tenant, claim_id)):
+            return repeated
         due_s: float | None = None
 
         # A claim that finds nothing would still have to wait its turn to write: looking is cheaper.

@@ -148,21 +148,30 @@ class Request:
     async def while_there(self, work: Awaitable[T], lost: Callable[[T], Awaitable[None]] | None = None) -> T:
         """Returns what `work` does. If the client goes first, the work is cancelled; if it has gone when the work is
         done, `lost` gets what nobody will hear of. Both are a `ClientGone`."""
-        doing = asyncio.ensure_future(work)
-        going = asyncio.ensure_future(self.gone())
-        try:
-            await asyncio.wait((doing, going), return_when=asyncio.FIRST_COMPLETED)
-            if going.done() and (not doing.done() or doing.cancelled()):
-                raise ClientGone
-            if going.done() and lost is not None:
-                await lost(doing.result())
-                raise ClientGone
-            return doing.result()
-        finally:
-            going.cancel()
-            if not doing.done():
+        doing = asyncio.current_task()
+        assert doing is not None
+        working = True
+
+        def cut(gone: asyncio.Future[None]) -> None:
+            if working and not gone.cancelled():
                 doing.cancel()
-                await asyncio.gather(doing, return_exceptions=True)
+
+        going = asyncio.ensure_future(self.gone())
+        going.add_done_callback(cut)
+        try:
+            done = await work
+        except asyncio.CancelledError:
+            if not going.done() or doing.uncancel():
+                raise
+            raise ClientGone from None
+        finally:
+            working = False
+            going.cancel()
+        if going.done():
+            if lost is not None:
+                await lost(done)
+            raise ClientGone
+        return done
 
 
 class ClientGone(Exception):

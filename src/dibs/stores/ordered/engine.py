@@ -264,8 +264,11 @@ class Lane:
             self.engine.submit(self, calls)
 
     def deliver(self, calls: list[Call], runs: list[Run]) -> None:
-        """Gives each call its outcome and wakes who waits for what happened. Runs in the loop."""
+        """Wakes who waits for what happened, and gives each call its outcome. Runs in the loop. Who waits comes first:
+        what callers do with their answers may take a while."""
         self._in_flight -= len(calls)
+        if runs:
+            self.publish(runs)
         for call in calls:
             if call.future.cancelled():
                 if call.abandoned is not None and call.error is None:
@@ -274,8 +277,6 @@ class Lane:
                 call.future.set_exception(call.error)
             else:
                 call.future.set_result(call.result)
-        if runs:
-            self.publish(runs)
 
     def publish(self, runs: list[Run]) -> None:
         """Wakes those in this loop for whom something happened."""
