@@ -87,19 +87,19 @@ def histories(examples: int, steps: int, *, anew: bool = False) -> settings:
 @pytest.mark.timeout(TIMEOUT_S)
 def test_memory_is_as_the_model() -> None:
     """Whatever is done to it in whatever order, the store on the memory engine answers and stands as the rules say."""
-    check_memory(histories(400, steps=40))
+    check_memory(histories(250, steps=40))
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_lmdb_is_as_the_model(tmp_path: Path) -> None:
     """The same on LMDB, where nothing is forgotten or invented by closing and opening."""
-    check_lmdb(tmp_path, histories(150, steps=40))
+    check_lmdb(tmp_path, histories(100, steps=40))
 
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_shards_in_memory_are_as_the_model() -> None:
     """Several stores as one answer and stand as the rules say, with the order of each shard."""
-    check_shards("memory:", histories(150, steps=40))
+    check_shards("memory:", histories(100, steps=40))
 
 
 @pytest.mark.timeout(TIMEOUT_S)
