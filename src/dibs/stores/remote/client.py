@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import random
 import ssl
 import time
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from yarl import URL
 
 from dibs.errors import (
     DibsError,
@@ -34,14 +30,13 @@ from dibs.errors import (
     error_from_code,
 )
 from dibs.stores.remote.address import Address
+from dibs.stores.remote.exchange import CutOff, Exchange
 from dibs.stores.remote.verbs import PATH, SUBSCRIBE, UNCLAIM, VERBS, Answer, AskSubscribe, AskUnclaim, Verb
 from dibs.stores.wakeups import Subscription
 
-CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long a call may take, beside what it waits on purpose."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 2.0
-PIECE_BYTES = 1 << 20
 SAID_MAX_CHARS = 4096
 WORKED_S = 2.0
 """A call that was cut off after so long had been with a server that worked: the time to give up begins anew."""
@@ -50,10 +45,7 @@ LISTEN_S = 45.0
 
 _AGAIN = frozenset({408, 502, 503, 504})
 _TOO_LARGE = 413
-_CUT_OFF = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
-_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
-_AT_ONCE = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {verb.name: msgspec.msgpack.Decoder(verb.answers) for verb in VERBS}
 
@@ -73,8 +65,7 @@ class Client:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._urls = {verb.name: URL(f"{address.base}{PATH}{verb.name}") for verb in VERBS}
-        self._session: aiohttp.ClientSession | None = None
+        self._exchange: Exchange | None = None
         self._token: str | None = None
         self._closed = False
         self._asking = 0
@@ -121,8 +112,8 @@ class Client:
             await self._idle.wait()
         if self._first:
             await asyncio.gather(*self._first, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        if self._exchange is not None:
+            await self._exchange.close()
 
     async def _waited(self, work: Coroutine[Any, Any, T], undo: AskUnclaim | None) -> T:
         task = asyncio.ensure_future(work)
@@ -177,10 +168,10 @@ class Client:
     def _has_new_token(self) -> bool:
         """Reads the token's file again, if there is one: tokens end, and whoever sees to it writes the next."""
         token = self.address.bearer()
-        if token is None or token == self._token or self._session is None:
+        if token is None or token == self._token or self._exchange is None:
             return False
         self._token = token
-        self._session.headers["authorization"] = f"Bearer {token}"
+        self._exchange.bring(token)
         return True
 
     async def _quietly_undo(self, undo: AskUnclaim) -> None:
@@ -189,31 +180,29 @@ class Client:
             await self._repeat(UNCLAIM, undo, 0.0, None)
 
     async def _once(self, verb: Verb[Answer], body: bytes, wait_s: float) -> Answer:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait_s, sock_connect=CONNECT_S) if wait_s else _AT_ONCE
         try:
-            # What is large goes out in pieces, between which others have their turn.
-            data = body if len(body) <= PIECE_BYTES else io.BytesIO(body)
-            async with self._post(verb, data, timeout) as response:
-                answer = await response.read()
-                status = response.status
+            status, answer = await self._open().post(PATH + verb.name, body, ANSWER_S + wait_s)
         except TimeoutError as error:
             raise self._silent("no answer in time") from error
-        except _LOST as error:
-            if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.__cause__, ssl.SSLEOFError):
-                if getattr(error.__cause__, "reason", None) in _NO_TLS:
-                    raise StoreRefused(
-                        f"{self.address.base} does not speak TLS: use http://, or its port for https"
-                    ) from (error)
-                raise StoreRefused(
-                    f"{self.address.base} has no certificate that is trusted here ({error}): "
-                    "name that of its authority with ?ca_file="
-                ) from error
-            raise self._silent(_why(error)) from error
-        except aiohttp.ClientError as error:
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLEOFError):
+                raise self._silent(str(error)) from error
+            raise self._untrusted(error) from error
+        except OSError as error:
+            raise self._silent(error.strerror or str(error) or type(error).__name__) from error
+        except ValueError as error:
             raise StoreRefused(f"{self.address.base}: {error}") from error
         if status == 200:
             return self._read(verb, answer)
         raise self._error(status, answer)
+
+    def _untrusted(self, error: ssl.SSLError) -> StoreRefused:
+        if error.reason in _NO_TLS:
+            return StoreRefused(f"{self.address.base} does not speak TLS: use http://, or its port for https")
+        return StoreRefused(
+            f"{self.address.base} has no certificate that is trusted here ({error}): "
+            "name that of its authority with ?ca_file="
+        )
 
     def _read(self, verb: Verb[Answer], answer: bytes) -> Answer:
         try:
@@ -258,49 +247,24 @@ class Client:
         """Listens until something happened, or may have; False: the server could not be asked to."""
         missed = holds.is_set()
         began = False
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=LISTEN_S)
         try:
-            async with self._post(SUBSCRIBE, _encode(asked), timeout) as response:
-                if response.status != 200:
-                    return False
-                async for chunk in response.content.iter_any():
-                    began = True
-                    holds.set()
-                    if missed or 1 in chunk:
-                        return True
-        except (TimeoutError, aiohttp.ClientError, StoreError):
+            async for part in self._open().listen(PATH + SUBSCRIBE.name, _encode(asked), LISTEN_S):
+                began = True
+                holds.set()
+                if missed or 1 in part:
+                    return True
+        except (OSError, StoreError):
             pass
         return began
 
     # ---------------------------------------------------------------------------------------------------------- helpers
 
-    def _post(
-        self, verb: Verb[Any], data: bytes | io.BytesIO, timeout: aiohttp.ClientTimeout
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        # Whoever sends elsewhere is no dibs server, and what is asked is nothing for others.
-        return self._open().post(self._urls[verb.name], data=data, timeout=timeout, allow_redirects=False)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is not None and self._session.closed:
-            raise self._was_closed()
-        if self._session is None:
-            headers = {"content-type": "application/msgpack"}
+    def _open(self) -> Exchange:
+        if self._exchange is None:
+            self._exchange = Exchange(self.address)
             self._token = self.address.bearer()
-            if self._token is not None:
-                headers["authorization"] = f"Bearer {self._token}"
-            context: ssl.SSLContext | bool = True
-            if self.address.ca_file is not None:
-                try:
-                    context = ssl.create_default_context(cafile=self.address.ca_file)
-                except OSError as error:
-                    raise StoreRefused(f"{self.address.ca_file} is no file of certificates: {error}") from error
-            self._session = aiohttp.ClientSession(
-                headers=headers,
-                connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=30),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._session
+            self._exchange.bring(self._token)
+        return self._exchange
 
     def _check_open(self) -> None:
         if self._closed:
@@ -310,13 +274,6 @@ class Client:
         return StoreClosed(f"the connection to {self.address.base} was closed: open it again")
 
 
-def _why(error: Exception) -> str:
-    """What to say of a connection that was lost, or never there."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or str(error.os_error)
-    return str(error) or type(error).__name__
-
-
 def _line(text: str) -> str:
     """What a server says, on one line: it could be any server."""
     return "".join(char if char.isprintable() else " " for char in text[:SAID_MAX_CHARS])
@@ -324,8 +281,7 @@ def _line(text: str) -> str:
 
 def _was_cut_off(error: StoreUnavailable) -> bool:
     """Whether there was a connection, and no answer."""
-    cause = error.__cause__
-    return isinstance(cause, _CUT_OFF) and not isinstance(cause, aiohttp.ClientConnectorError)
+    return isinstance(error.__cause__, CutOff)
 
 
 def _is_cancelled() -> bool:
