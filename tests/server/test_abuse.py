@@ -356,7 +356,10 @@ async def test_less_than_was_announced(served: Served) -> None:
     """A client that goes away in the middle of its body leaves nothing behind."""
     async with connected(served.port, request(PATH + "stats", STATS, length="1000")) as raw:
         await served.others_are_served()
+        before = served.service._listener.connections
         raw.close()
+    await until(lambda: served.service._listener.connections < before)
+    await until(lambda: not served.service.web._buffered_bytes)
     await served.others_are_served()
 
 

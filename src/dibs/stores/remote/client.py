@@ -248,11 +248,14 @@ class Client:
         missed = holds.is_set()
         began = False
         try:
-            async for part in self._open().listen(PATH + SUBSCRIBE.name, _encode(asked), LISTEN_S):
-                began = True
-                holds.set()
-                if missed or 1 in part:
-                    return True
+            parts = self._open().listen(PATH + SUBSCRIBE.name, _encode(asked), LISTEN_S)
+            # Closed here, not when somebody gets round to it: the connection goes with it.
+            async with contextlib.aclosing(parts):
+                async for part in parts:
+                    began = True
+                    holds.set()
+                    if missed or 1 in part:
+                        return True
         except (OSError, StoreError):
             pass
         return began
