@@ -495,7 +495,7 @@ async def test_a_token_that_ends_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SIGNING)
     keys = KeyConfig(kind="secret", path=str(tmp_path / "secret"), issuer=ISSUER, audience=AUDIENCE, leeway_s=0)
     service, port = await started(tmp_path, ServerConfig(keys=[keys]))
-    ends_s = time.time() + 1.0
+    ends_s = time.time() + 4.0
     (tmp_path / "token").write_text(hs256(claims(exp=ends_s)) + "\n")
     async with await open_store(f"http://127.0.0.1:{port}?token_file={tmp_path / 'token'}") as store:
         assert (await store.stats("acme")).total.ready == 0
