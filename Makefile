@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fmt bench soak clean curl
+.PHONY: help setup demo test fmt bench soak clean curl java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ setup: $(READY) ## Create .venv and install dibs in it with the development tool
 demo: $(READY) ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
 
-test: $(READY) curl ## Check format, lint, layers and types, then run the tests
+test: $(READY) curl java ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
@@ -57,6 +57,11 @@ $(BIN)/pip:
 # The pages about HTTP are tested as they are written: with curl.
 curl:
 	@command -v curl >/dev/null || { package=curl; what='The tests need curl.'; $(install-package); }
+
+# Spark runs on Java 17 or newer.
+java:
+	@command -v java >/dev/null || [ -n "$$JAVA_HOME" ] \
+	  || { package=default-jre-headless; what='The tests of Spark need Java 17 or newer.'; $(install-package); }
 
 # Debian packages ensurepip, which venv needs, apart from Python.
 define install-venv-module

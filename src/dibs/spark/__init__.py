@@ -1,0 +1,15 @@
+"""Spark around the queue: ``format("dibs")`` reads and writes it, `drain` works on it, `map_rows` maps rows by it.
+
+::
+
+    from dibs.spark import session
+
+    spark = session()
+    pages.write.format("dibs").option("url", "lmdb:jobs").option("command", "fetch").mode("append").save()
+    spark.read.format("dibs").option("url", "lmdb:jobs").option("view", "dead").show()
+"""
+
+from dibs.spark.session import session
+from dibs.spark.source import register
+
+__all__ = ["register", "session"]

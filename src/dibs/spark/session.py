@@ -1,0 +1,74 @@
+"""A Spark session that is ready to use: Java found, quiet, this Python on the executors, `format("dibs")` known."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dibs.errors import MissingDriver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_HOW = (
+    f"Spark needs Java {JAVA_MIN} or newer: install one (on Debian: apt-get install default-jre-headless), "
+    "or name it by JAVA_HOME"
+)
+
+
+def session(app_name: str = "dibs", *, master: str | None = None, config: dict[str, str] | None = None) -> SparkSession:
+    """Returns a session, the one that runs if there is one, with ``format("dibs")`` registered.
+
+    Without `master` it is what Spark is configured for, else ``local[*]``. `config` is Spark's, and wins over what is
+    set here: little but errors on the terminal, no web page, times in UTC.
+    """
+    check_java()
+    from pyspark.sql import SparkSession
+
+    from dibs.spark.source import register
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        register(running)
+        return running
+    # Executors run the Python that runs here, with what is installed in it.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in {**_quiet(), **(config or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def check_java() -> None:
+    """Raises, with advice, if Spark would not find a Java that it can use."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise MissingDriver(f"{_HOW}. {f'There is no {java}.' if java else 'There is none on the PATH.'}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = _VERSION.search(said)
+    if version is not None and int(version[1]) < JAVA_MIN:
+        raise MissingDriver(f"{_HOW}. {java} is version {version[1]}.")
+
+
+def _quiet() -> dict[str, str]:
+    log = files("dibs.spark").joinpath("log4j2.properties")
+    return {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log} -XX:+IgnoreUnrecognizedVMOptions",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
