@@ -42,3 +42,17 @@ async def test_marks_by_small_steps(
         ends = [0, *(bisect_left(ids, mark) for mark in whole), len(ids)]
         most = 2 * EVERY * len(await store.journal_bounds())
         assert max(end - begin for begin, end in pairwise(ends)) <= most
+
+
+@pytest.mark.parametrize(("url", "shards"), [("memory:", 1), ("shards:memory:?n=3", 3)])
+async def test_a_count_from_nowhere(clock: ManualClock, url: str, shards: int) -> None:
+    """A cursor that claims more tasks than a range can have is good for a mark at once, and no harm."""
+    after = bytes(16) + b"\xff" * 8 * shards
+    async with await open_local(url, clock=clock, settings=RELAXED) as store:
+        assert (await store.marks(TENANT, every=EVERY, after=after)).ids == []
+        ids = await put_many(store, 100)
+        await load(store, some_rows(10))
+        found = await store.marks(TENANT, every=EVERY, after=after)
+        assert min(ids) in found.ids
+        assert len(found.ids) <= shards
+        assert found.cursor is None

@@ -52,21 +52,22 @@ class Divider:
     """Counts tasks in the order of their ids, and marks the first that is one too many."""
 
     def __init__(self, every: int, count: int) -> None:
-        self.count = count
+        # A cursor may come from a call that asked for larger ranges, or from nowhere.
+        self.count = min(count, every)
         self.marks: list[bytes] = []
         self._every = every
 
     def count_tasks(self, states: Sequence[bytes], first: int, end: int) -> None:
         """Counts tasks, given by the keys of their states."""
         while self.count + end - first > self._every:
-            first += max(self._every - self.count, 0)
+            first += self._every - self.count
             self.marks.append(id_of(states[first]))
             self.count = 0
         self.count += end - first
 
     def count_rows(self, chunk_id: bytes, rows: int) -> None:
         """Counts the rows of a chunk, which stay together."""
-        if self.count + rows > self._every and self.count:
+        if self.count + rows > self._every:
             self.marks.append(chunk_id)
             self.count = 0
         self.count += rows
