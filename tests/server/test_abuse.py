@@ -546,6 +546,7 @@ def _sound(verb: Verb[Any]) -> dict[str, Any]:
         "ids": [new_id()], "wait_s": 0.0, "which": [new_id()], "result_ttl_s": 1.0, "chunk_id": new_id(),
         "rows": {"payloads": [b""], "options": [{"command": "a"}]}, "name": "load", "seq": 1, "chunk_ids": [],
         "command": "a", "config": {}, "info": {"name": "w"}, "ttl_s": 1.0, "reader": "r", "shard": 0, "position": None,
+        "every": 1_000,
         "topics": [{"type": "OnReady", "tenant": TENANT, "command": "a"}],
         "beats": [{"tenant": TENANT, "id": new_id(), "token": new_id()}],
         "settlements": [{"tenant": TENANT, "id": new_id(), "token": new_id(), "kind": "complete"}],

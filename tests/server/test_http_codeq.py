@@ -202,10 +202,41 @@ async def test_artifacts_are_refused(api: Api) -> None:
 
 
 async def test_waits_are_cut_and_zeros_mean_nothing(api: Api) -> None:
-    """A wait of a minute is one of 30 seconds; runAt wins over delaySeconds."""
+    """A wait of a minute is one of 29 seconds; runAt wins over delaySeconds."""
     task = await create(api, maxAttempts=0, idempotencyKey="", runAt="2001-01-01T00:00:00Z", delaySeconds=60)
     assert task["maxAttempts"] == 5
     assert (await claim(api, waitSeconds=60))["id"] == task["id"]
+
+
+async def test_what_is_out_of_range_is_the_nearest_that_is_not(api: Api) -> None:
+    """As codeQ has it: priorities, attempts, leases and limits are cut, less than nothing was not said."""
+    for priority, taken in ((100, 9), (-1, 0), (4, 4)):
+        assert (await create(api, priority=priority, maxAttempts=-1)).get("priority", 0) == taken
+    assert (await create(api, maxAttempts=20_000))["maxAttempts"] == 10_000
+    for lease in (-5, 10**6):
+        assert (await claim(api, leaseSeconds=lease, waitSeconds=-1))["leaseUntil"]
+    task = await claim(api)
+    assert (await api.post(f"{Q}/tasks/{task['id']}/heartbeat", {"extendSeconds": 10**6})).status == 200
+    assert (await api.post(f"{Q}/tasks/{task['id']}/nack", {"delaySeconds": -1})).status == 200
+    for limit in (0, 5_000):
+        assert (await api.post(f"{Q}/admin/tasks/cleanup", {"limit": limit})).body["limit"] == 1_000
+
+
+async def test_a_task_that_was_given_back_shows_nobody(api: Api) -> None:
+    """It is pending, and has no worker."""
+    task = await create(api)
+    await claim(api)
+    await api.post(f"{Q}/tasks/{task['id']}/nack", {"delaySeconds": 60, "reason": "busy"})
+    seen = (await api.get(f"{Q}/tasks/{task['id']}")).body
+    assert seen["status"] == "PENDING"
+    assert "workerId" not in seen
+
+
+async def test_an_id_that_cannot_be_read_comes_back_as_it_was_sent(api: Api) -> None:
+    """A batch of results says which of them it did not take."""
+    said = await api.post(f"{Q}/tasks/batch/results", {"results": [{"taskId": "nope", "status": "COMPLETED"}, {}]})
+    assert [item.get("taskId") for item in said.body["results"]] == ["nope", None]
+    assert all(item["error"] for item in said.body["results"])
 
 
 # -------------------------------------------------------------------------------------------------- whose lease it is

@@ -338,7 +338,8 @@ class TestScopes:
         """Each scope has its own name, and that with either prefix."""
         for scope in Scope:
             assert {SCOPE_OF[word] for word in (scope, f"dibs:{scope}", f"codeq:{scope}")} == {scope}
-        assert len(SCOPE_OF) == 3 * len(Scope) + 4
+        assert SCOPE_OF["codeq:publish"] is Scope.ENQUEUE
+        assert len(SCOPE_OF) == 3 * len(Scope) + 5
 
     @pytest.mark.parametrize(
         "scope", [None, "", "openid", "ADMIN", "admin\n", "claim,admin", ["claim admin"], [], "admin:dibs", "xadmin"]

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from dibs.ids import new_id
 from dibs.stores.ordered import records
 from dibs.stores.ordered.records import (
     IN_PROGRESS,
@@ -9,6 +12,7 @@ from dibs.stores.ordered.records import (
     PENDING,
     READY,
     Head,
+    RunRows,
     State,
     decode_head,
     decode_state,
@@ -91,3 +95,13 @@ def test_rows_that_are_out_of_their_turn() -> None:
         head.put_out(put_out)
     assert [row for row in range(1_100) if decode_head(encode_head(head)).is_out(row)] == [0, 7, 8, 999]
     assert len(head.out) == 125
+
+
+@pytest.mark.parametrize("tails", [b"", bytes(range(30))])
+def test_ids_of_rows_made_at_once(tails: bytes) -> None:
+    """The ids of some rows of a chunk are those of each, one after the other."""
+    rows = RunRows(new_id(), 10, tails)
+    for first, end in ((0, 10), (0, 1), (3, 8), (9, 10)):
+        assert rows.ids(first, end) == b"".join(rows.id(index) for index in range(first, end))
+    many = RunRows(new_id(), 1_000)
+    assert many.ids(200, 900) == b"".join(many.id(index) for index in range(200, 900))

@@ -16,7 +16,7 @@ from dibs.server.gate import Gate
 from dibs.server.http import answers, wire, wire_queues
 from dibs.server.http.web import Answer, Request, Route, json_answer
 from dibs.server.turns import Turns
-from dibs.task import ALL_COMMANDS, Filter, QueueStats
+from dibs.task import ALL_COMMANDS, BATCH_MAX, Filter, QueueStats
 
 TAG = "Administration"
 CLEAN_UP_PAGES = 20
@@ -156,20 +156,21 @@ class Admin:
     async def clean_up(self, request: Request) -> Answer:
         """Removes ended tasks whose time is over by `before`. The server does this by itself, when their time comes."""
         who, tenant, asked = request.principal, self._tenant(request), request.data or wire_queues.CleanUp()
+        limit = min(asked.limit, BATCH_MAX) if asked.limit > 0 else BATCH_MAX
         before = asked.before or datetime.now(UTC)
         before_ms, cursor, deleted = wire.to_ms(before), asked.cursor, 0
         # Nothing can be over that has not ended by then.
         which = Filter(command=asked.command, ended_until_ms=before_ms)
         for _ in range(CLEAN_UP_PAGES):
-            page = await self._gate.list(who, tenant, which, cursor=cursor, limit=asked.limit - deleted)
+            page = await self._gate.list(who, tenant, which, cursor=cursor, limit=limit - deleted)
             await asyncio.sleep(0)  # A page in which nothing is over is followed by the next at once.
             over = [task.id for task in page.tasks if (task.kept_until_ms or before_ms + 1) <= before_ms]
             if over:
                 deleted += len((await self._gate.purge(who, tenant, over)).ids)
             cursor = page.cursor
-            if cursor is None or deleted >= asked.limit:
+            if cursor is None or deleted >= limit:
                 break
-        return json_answer(wire_queues.CleanedUp(deleted=deleted, before=before, limit=asked.limit, cursor=cursor))
+        return json_answer(wire_queues.CleanedUp(deleted=deleted, before=before, limit=limit, cursor=cursor))
 
     async def workers(self, request: Request) -> Answer:
         """The workers that told of themselves not long ago."""
@@ -218,6 +219,8 @@ class CodeqWhich(wire_queues.Which, frozen=True, kw_only=True, forbid_unknown_fi
 
 class CodeqCleanUp(wire_queues.CleanUp, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """What may go."""
+
+    limit: int = 0
 
 
 class CodeqQueue(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -1,8 +1,9 @@
 """The same routes as codeQ's clients know them, under `/v1/codeq`: they work by changing a host name.
 
 What differs from `/v1`: fields that nobody knows are ignored; a payload goes back as the text of its JSON; errors are
-text; a cancelled task shows as FAILED, for lack of a word; zero means that nothing was said. A lease may be named by
-the subject of the caller's token alone, if the server allows it: codeQ's clients know no lease token.
+text; a cancelled task shows as FAILED, for lack of a word; zero, less and empty mean that nothing was said, and what is
+over a limit means the limit. A lease may be named by the subject of the caller's token alone, if the server allows it:
+codeQ's clients know no lease token.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from dibs import task
+from dibs.checks import COMMANDS_MAX
 from dibs.server.auth import Principal
 from dibs.server.gate import Gate
 from dibs.server.http import answers, wire
@@ -24,7 +27,18 @@ from dibs.server.http.problems import Problem
 from dibs.server.http.tasks import SHOWN_MAX_BYTES, Listing, Tasks, Waiting, lost, unknown
 from dibs.server.http.web import Request
 from dibs.server.turns import Turns
-from dibs.task import LEASE_MAX_S, MAX_ATTEMPTS_MAX, Already, Cause, Place, Settled, Settlement, Status
+from dibs.task import (
+    LEASE_MAX_S,
+    MAX_ATTEMPTS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    Already,
+    Cause,
+    Place,
+    Settled,
+    Settlement,
+    Status,
+)
 
 TAG = "codeQ"
 LEASE_S = 300.0
@@ -32,13 +46,15 @@ LEASE_S = 300.0
 
 CodeqStatus = Literal["PENDING", "IN_PROGRESS", "COMPLETED", "FAILED"]
 Became = Literal["requeued", "dlq", "cancelled"]
-_Lease = Annotated[float, Meta(ge=0, le=LEASE_MAX_S)]
+WAIT_MAX_S = 29.0
+"""So long a claim waits at most: codeQ's clients hang up after 30 seconds."""
 
 
 class CodeqCreateTask(wire.CreateTask, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A task to be enqueued, as codeQ's clients say it."""
 
-    max_attempts: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS_MAX)] | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
     idempotency_key: Annotated[str, Meta(max_length=512)] | None = None
 
 
@@ -47,29 +63,31 @@ class CodeqCreateTasks(wire.CreateTasks, frozen=True, kw_only=True, forbid_unkno
 
 
 class CodeqClaimTask(wire.ClaimTask, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Which task to take. A wait of over 30 seconds is one of 30."""
+    """Which task to take. A wait of over 29 seconds is one of 29: codeQ's clients hang up at 30."""
 
-    lease_seconds: _Lease | None = None
-    wait_seconds: Annotated[float, Meta(ge=0)] = 0
+    commands: Annotated[list[wire.Command], Meta(max_length=COMMANDS_MAX)] | None = None
+    lease_seconds: float | None = None
+    wait_seconds: float = 0
 
 
 class CodeqClaimTasks(wire.ClaimTasks, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Which tasks to take, and how many."""
 
-    lease_seconds: _Lease | None = None
-    wait_seconds: Annotated[float, Meta(ge=0)] = 0
+    commands: Annotated[list[wire.Command], Meta(max_length=COMMANDS_MAX)] | None = None
+    lease_seconds: float | None = None
+    wait_seconds: float = 0
 
 
 class CodeqRenewLease(wire.RenewLease, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Extends a lease from now on."""
 
-    extend_seconds: _Lease | None = None
+    extend_seconds: float | None = None
 
 
 class CodeqRenewLeaseOf(wire.RenewLeaseOf, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Extends one of several leases."""
 
-    extend_seconds: _Lease | None = None
+    extend_seconds: float | None = None
 
 
 class CodeqRenewLeases(wire.RenewLeases, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -94,6 +112,8 @@ class CodeqSubmitResults(wire.SubmitResults, frozen=True, kw_only=True, forbid_u
 
 class CodeqNack(wire.Nack, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Gives a task back because it could not be done now. Without a delay, or 0, the queue's backoff decides."""
+
+    delay_seconds: float | None = None
 
 
 class CodeqAbandon(wire.Abandon, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -169,9 +189,9 @@ class CodeqResult(Struct, frozen=True, kw_only=True, rename="camel", omit_defaul
 
 
 class CodeqResultItem(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One of several: the record of its result, or why it was not accepted."""
+    """One of several: the record of its result, or why it was not accepted. The id is as it was sent."""
 
-    task_id: UUID | None = None
+    task_id: str | None = None
     result: CodeqResult | None = None
     error: str | None = None
 
@@ -259,7 +279,8 @@ class CodeqTasks(Tasks):
         return super().new_task(
             replace(
                 asked,
-                max_attempts=asked.max_attempts or None,
+                priority=None if asked.priority is None else min(max(asked.priority, PRIORITY_MIN), PRIORITY_MAX),
+                max_attempts=min(max(asked.max_attempts or 0, 0), MAX_ATTEMPTS_MAX) or None,
                 idempotency_key=asked.idempotency_key or None,
                 delay_seconds=None if asked.run_at is not None else asked.delay_seconds,
             )
@@ -275,13 +296,13 @@ class CodeqTasks(Tasks):
         return request.principal.subject
 
     def lease_s(self, asked: float | None) -> float | None:
-        return max(1.0, asked) if asked else LEASE_S
+        return min(max(1.0, asked), LEASE_MAX_S) if asked and asked > 0 else LEASE_S
 
     def wait_s(self, asked: wire.ClaimTask) -> float:
-        return min(asked.wait_seconds, wire.CLAIM_WAIT_MAX_S)
+        return min(max(0.0, asked.wait_seconds), WAIT_MAX_S)
 
     def delay_s(self, asked: wire.Nack) -> float | None:
-        return self.whole_s(asked.delay_seconds) if asked.delay_seconds else None
+        return self.whole_s(asked.delay_seconds) if asked.delay_seconds and asked.delay_seconds > 0 else None
 
     def whole_s(self, delay_s: float) -> float:
         return float(math.ceil(delay_s))
@@ -308,12 +329,12 @@ class CodeqTasks(Tasks):
         return _record(task_id, one, done, asked)
 
     async def settled_items(
-        self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
+        self, request: Request, done: Iterable[tuple[Raw, wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
         items = []
         shown_bytes, turns = 0, Turns()
-        for asked, answer in done:
-            task_id = None if asked is None else asked.task_id
+        for raw, asked, answer in done:
+            task_id = _task_id_in(raw) if asked is None else str(asked.task_id)
             if asked is None or isinstance(answer, Problem):
                 items.append(CodeqResultItem(task_id=task_id, error=str(answer)))
                 continue
@@ -356,7 +377,7 @@ def _codeq_task(view: answers.TaskView, updated_ms: int | None) -> CodeqTask:
         created_at=view.created_at,
         updated_at=view.created_at if updated_ms is None else wire.from_ms(updated_ms),
         priority=view.priority,
-        worker_id=view.worker_id,
+        worker_id=None if view.status is Status.PENDING else view.worker_id,
         lease_until=view.lease_until,
         lease_token=view.lease_token,
         attempts=view.attempts,
@@ -403,6 +424,18 @@ def _record(task_id: bytes, one: task.Task | None, done: Settled | Already, aske
         result=asked.result if is_result else UNSET,
         error=error if asked.status == "FAILED" else None,
     )
+
+
+class _Named(Struct, rename="camel"):
+    task_id: str
+
+
+def _task_id_in(raw: Raw) -> str | None:
+    """The id in an item that cannot be read otherwise: codeQ's clients want it back."""
+    try:
+        return msgspec.json.decode(raw, type=_Named).task_id
+    except msgspec.ValidationError:
+        return None
 
 
 def _result(task_id: bytes, ended_ms: int | None, outcome: answers.Outcome) -> CodeqResult:

@@ -322,10 +322,10 @@ class Tasks:
                 problems[at] = problem
             await turns.after(memoryview(raws[at]).nbytes)
         outcomes = iter(await self._settle_all(request, list(settlements.values())) if settlements else ())
-        done: list[tuple[wire.SubmitResultOf | None, Any]] = []
-        for at in range(len(raws)):
+        done: list[tuple[Raw, wire.SubmitResultOf | None, Any]] = []
+        for at, raw in enumerate(raws):
             answer = problems[at] if at in problems else _settled(next(outcomes))
-            done.append((asked.get(at), answer))
+            done.append((raw, asked.get(at), answer))
         return json_answer({"results": await self.settled_items(request, done)})
 
     async def nack(self, request: Request) -> Answer:
@@ -506,12 +506,12 @@ class Tasks:
         return answers.Settled(task_id=UUID(bytes=task_id), status=done.status, already=isinstance(done, Already))
 
     async def settled_items(
-        self, request: Request, done: Iterable[tuple[wire.SubmitResultOf | None, Settled | Already | Problem]]
+        self, request: Request, done: Iterable[tuple[Raw, wire.SubmitResultOf | None, Settled | Already | Problem]]
     ) -> list[Any]:
         """How results of a batch are answered, accepted or not."""
         del request
         items = []
-        for asked, answer in done:
+        for _, asked, answer in done:
             task_id = None if asked is None else asked.task_id
             if isinstance(answer, Problem):
                 items.append(answers.SettledItem(task_id=task_id, **answers.item_error(answer)))

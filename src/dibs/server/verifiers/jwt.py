@@ -38,6 +38,7 @@ TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization
 SCOPE_OF = {
     **{prefix + scope: scope for scope in Scope for prefix in ("", "dibs:", "codeq:")},
     **{f"codeq:{word}": Scope.CLAIM for word in ("heartbeat", "abandon", "nack", "result")},
+    "codeq:publish": Scope.ENQUEUE,
 }
 
 _TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
