@@ -24,6 +24,7 @@ from bench import (
     profile,
     server,
     shards,
+    spark,
     sweep,
     tasks,
     wakeup,
@@ -51,6 +52,7 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "limits": limits.measure,
     "fairness": fairness.measure,
     "server": server.measure,
+    "spark": spark.measure,
 }
 #: Prints instead of measuring, and only when it is named.
 PROFILE = "profile"

@@ -40,12 +40,12 @@ def measure(options: Options) -> list[Figure]:
     count = options.pick(100_000, 20_000)
     cases: dict[str, Callable[[], float]] = {
         "map": lambda: _map(options, count),
-        "store alone": lambda: _bare_drain(options, count),
-        "async, 1 process": lambda: _drain(options, "in_loop", count, 1),
-        "async, 2 processes": lambda: _drain(options, "in_loop", count, 2),
-        "async, 2 processes, 500 slots each": lambda: _drain(options, "in_loop", count, 2, slots=500),
-        "sync, 1 process": lambda: _drain(options, "in_thread", count // 2, 1),
-        "sync, 2 processes": lambda: _drain(options, "in_thread", count // 2, 2),
+        "store alone": lambda: bare_drain(options, count),
+        "async, 1 process": lambda: drain(options, "in_loop", count, 1),
+        "async, 2 processes": lambda: drain(options, "in_loop", count, 2),
+        "async, 2 processes, 500 slots each": lambda: drain(options, "in_loop", count, 2, slots=500),
+        "sync, 1 process": lambda: drain(options, "in_thread", count // 2, 1),
+        "sync, 2 processes": lambda: drain(options, "in_thread", count // 2, 2),
     }
     seen = steps.rounds(options, "tasks", cases)
     alone = figure("tasks", "drain, store alone, 1 process", "tasks/s", seen["store alone"])
@@ -73,7 +73,8 @@ def _map(options: Options, count: int) -> float:
         return rate
 
 
-def _drain(options: Options, name: str, count: int, processes: int, slots: int | None = None) -> float:
+def drain(options: Options, name: str, count: int, processes: int, slots: int | None = None) -> float:
+    """Returns how many tasks a second so many processes of `dibs worker` drain."""
     with fresh_directory(options) as directory, app_on(directory) as function:
         handler = function(name)
         _set_paused(handler, paused=True)
@@ -85,7 +86,9 @@ def _drain(options: Options, name: str, count: int, processes: int, slots: int |
         return count / handler.app.run(handler.app.ask(_spent_s))
 
 
-def _bare_drain(options: Options, count: int) -> float:
+def bare_drain(options: Options, count: int) -> float:
+    """Returns how many tasks a second a loop of claim and settle drains, in one process."""
+
     async def drain(store: Store) -> float:
         for _ in range(count // 1_000):
             await steps.enqueue(store, 1_000)
