@@ -168,14 +168,13 @@ def parts(given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields the rows, in their order, in parts of at most as many as a chunk holds, and not many less."""
     small: list[pa.RecordBatch] = []
     for batch in given:
-        if sum(one.num_rows for one in small) + batch.num_rows < BATCH_MAX:
-            small.append(batch)
-            continue
-        if small:
+        if small and sum(one.num_rows for one in small) + batch.num_rows > BATCH_MAX:
             yield pa.concat_batches(small)
             small = []
-        for start in range(0, batch.num_rows, BATCH_MAX):
-            yield batch.slice(start, BATCH_MAX)
+        if batch.num_rows < BATCH_MAX:
+            small.append(batch)
+        else:
+            yield from (batch.slice(start, BATCH_MAX) for start in range(0, batch.num_rows, BATCH_MAX))
     if small:
         yield pa.concat_batches(small)
 
