@@ -6,7 +6,7 @@ import math
 import time
 from asyncio import Runner
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import lru_cache
@@ -30,8 +30,7 @@ from dibs.errors import CodecError, InvalidInput, InvalidOption
 from dibs.settings import read_duration_s
 from dibs.shapes import Json
 from dibs.stores.batches import batches
-from dibs.stores.loading import Ask, Load
-from dibs.stores.protocol import Store
+from dibs.stores.loading import Load, asking
 from dibs.task import BATCH_MAX, DELAY_HORIZON_S, Committed, NewTask, Rows
 
 T = TypeVar("T")
@@ -79,7 +78,7 @@ def load_file(session: Session, source: Source, wish: Wish) -> int:
         aside = stack.enter_context(Aside(source, reader.unit, wish.skip_bad))
         store, runner = stack.enter_context(session.steps(create=True))
         tasks = Tasks(wish, session.tenant, store.limits)
-        load = Load(_asking(store), session.tenant, wish.name or _name_of(source, wish))
+        load = Load(asking(store), session.tenant, wish.name or _name_of(source, wish))
 
         def stage(chunk: Rows) -> bool:
             runner.run(load.stage(chunk))
@@ -133,13 +132,6 @@ def _read_all(reader: Reader, name: str, tasks: Tasks, aside: Aside, stage: Call
     except KeyboardInterrupt:
         note("Interrupted: nothing was enqueued.")
         raise
-
-
-def _asking(store: Store) -> Ask:
-    async def ask(question: Callable[[Store], Awaitable[T]]) -> T:
-        return await question(store)
-
-    return ask
 
 
 def _name_of(source: Source, wish: Wish) -> str | None:

@@ -6,11 +6,13 @@ store belongs to one process and one event loop, so every process has its own, i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from dibs import settings
+from dibs.errors import StoreClosed, StoreUnavailable
 from dibs.portal import Portal
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
@@ -34,4 +36,17 @@ async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool
         store = _stores.setdefault(key, opened)
         if store is not opened:
             await opened.close()
-    return await question(store)
+    try:
+        return await question(store)
+    except (StoreUnavailable, StoreClosed):
+        # Spark's processes outlive a task: the next one of them opens it anew.
+        if _stores.get(key) is store:
+            del _stores[key]
+        with contextlib.suppress(StoreUnavailable, StoreClosed):
+            await store.close()
+        raise
+
+
+async def itself(store: Store) -> Store:
+    """The question for the store that is open."""
+    return store
