@@ -250,8 +250,8 @@ class Store(abc.ABC):
 
     async def marks(self, tenant: str, *, every: int, after: bytes | None = None) -> Marks:
         """Returns ids that divide the tasks of a tenant into ranges of about `every` tasks each (1,000 to 1,000,000),
-        in order. For those who list a tenant in parallel, by `id_from` and `id_until`: whatever the ids, up to the first,
-        from each to the next and from the last on are all tasks there are.
+        in order. For those who list a tenant in parallel, by `id_from` and `id_until`: whatever the ids are, up to the
+        first, from each to the next and from the last on are all tasks there are.
 
         Go on `after` the cursor of the call before. Examines a bounded number of keys, so one call may find none.
         """
