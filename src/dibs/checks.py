@@ -103,7 +103,7 @@ def check_tenant(name: str) -> None:
     """A tenant is 1 to 64 of ``a-z 0-9 . _ -``, starting with a letter or digit."""
     if type(name) is not str or not _is_tenant(name):
         if name == ALL_TENANTS:
-            raise InvalidName("'*' is every tenant, which claim and events take: name a single tenant here")
+            raise InvalidName("'*' is every tenant, which claim, events and runs take: name a single tenant here")
         raise InvalidName(f"{_short(name)} is not a tenant: use 1 to 64 of a-z 0-9 . _ -, starting with a-z or 0-9")
 
 
@@ -498,6 +498,9 @@ def check_filter(which: Filter) -> None:
         )
     if which.command is not None:
         check_command(which.command)
+    for task_id in (which.id_from, which.id_until):
+        if task_id is not None:
+            check_id(task_id)
 
 
 def _check_text(name: str, text: str) -> None:

@@ -15,10 +15,14 @@ from typing import Literal
 from msgspec import Struct
 
 from dibs.errors import DibsError, error_from_code
+from dibs.ids import ID_BYTES
 from dibs.retry import Backoff
 
 PRIORITY_MIN, PRIORITY_MAX = 0, 9
 BATCH_MAX = 1_000
+RUNS_MAX = 10_000
+"""How many events one page of runs may hold."""
+MARKS_EVERY_MIN, MARKS_EVERY_MAX = 1_000, 1_000_000
 CLAIM_MAX_BYTES = 8 << 20
 """A claim takes no further task once it holds so many bytes of payload: the rest is for the next."""
 LEASE_DEFAULT_S = 30.0
@@ -506,6 +510,10 @@ class Filter(Struct, frozen=True, kw_only=True, gc=False):
     enqueued_until_ms: int | None = None
     ended_from_ms: int | None = None
     ended_until_ms: int | None = None
+    id_from: bytes | None = None
+    """This id and those after it."""
+    id_until: bytes | None = None
+    """Ids before this one."""
 
 
 class Page(Struct, frozen=True):
@@ -514,6 +522,14 @@ class Page(Struct, frozen=True):
 
     tasks: list[Task]
     cursor: str | None = None
+
+
+class Marks(Struct, frozen=True):
+    """Ids that divide a tenant's tasks into ranges, in order: up to the first, from each to the next, from the last on.
+    `cursor`: where to go on; None: that was all."""
+
+    ids: list[bytes]
+    cursor: bytes | None = None
 
 
 class Acted(Struct, frozen=True):
@@ -660,7 +676,8 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     """One transition of one task, as the journal keeps it."""
 
     cursor: bytes
-    """Reading `after` it goes on with the next event."""
+    """Reading `after` it goes on with the next event. Its last four bytes are the event's index within its entry of the
+    journal, big-endian: those of a run follow each other."""
     at_ms: int
     kind: EventKind
     tenant: str
@@ -679,6 +696,64 @@ class EventPage(Struct, frozen=True):
     says that something is there already."""
 
     events: list[Event]
+    cursor: bytes | None
+    more: bool
+
+
+class EventRun(Struct, frozen=True, kw_only=True, gc=False):
+    """Events that follow each other in one journal and agree in all but task and attempt."""
+
+    cursor: bytes
+    """Of its first event; that of event n is `cursor_at(n)`."""
+    at_ms: int
+    kind: EventKind
+    tenant: str
+    command: str
+    ids: bytes
+    """16 bytes for each event, in order."""
+    attempts: list[int]
+    """One for each event, or one for all of them."""
+    worker: str = ""
+    reason: str = ""
+    error_type: str = ""
+    error_line: str = ""
+    fingerprint: str = ""
+
+    def count(self) -> int:
+        """How many events it is."""
+        return len(self.ids) // ID_BYTES
+
+    def cursor_at(self, index: int) -> bytes:
+        """The cursor of one of its events."""
+        return self.cursor[:-4] + (int.from_bytes(self.cursor[-4:], "big") + index).to_bytes(4, "big")
+
+    def events(self) -> list[Event]:
+        """Returns its events one by one."""
+        count = self.count()
+        attempts = self.attempts if len(self.attempts) == count else self.attempts * count
+        return [
+            Event(
+                cursor=self.cursor_at(index),
+                at_ms=self.at_ms,
+                kind=self.kind,
+                tenant=self.tenant,
+                id=self.ids[index * ID_BYTES : (index + 1) * ID_BYTES],
+                command=self.command,
+                attempt=attempt,
+                worker=self.worker,
+                reason=self.reason,
+                error_type=self.error_type,
+                error_line=self.error_line,
+                fingerprint=self.fingerprint,
+            )
+            for index, attempt in enumerate(attempts)
+        ]
+
+
+class RunPage(Struct, frozen=True):
+    """An `EventPage` by runs."""
+
+    runs: list[EventRun]
     cursor: bytes | None
     more: bool
 

@@ -188,6 +188,7 @@ def asks_of(tenant: str, task_id: bytes, lease_token: bytes) -> dict[str, Any]:
         "purge": acts,
         "retain": {"tenant": tenant, "ids": [task_id], "result_ttl_s": 60},
         "list": {"tenant": tenant, "which": {}},
+        "marks": {"tenant": tenant, "every": 1_000},
         "stage": {"tenant": tenant, "chunk_id": new_id(), "rows": rows},
         "commit_load": {"tenant": tenant, "name": "load", "seq": 0, "chunk_ids": []},
         "drop": {"tenant": tenant, "chunk_ids": [new_id()]},
@@ -198,7 +199,7 @@ def asks_of(tenant: str, task_id: bytes, lease_token: bytes) -> dict[str, Any]:
         "workers": {"tenant": tenant},
         "tenants": {},
         "journal_bounds": {},
-        "events": {"tenant": tenant},
+        "runs": {"tenant": tenant},
         "readers": {},
         "advance": {"reader": "r", "shard": 0, "position": None},
         "sweep": {},
@@ -326,6 +327,7 @@ async def test_a_token_for_some_commands_sees_no_others(client: Client) -> None:
         stats = await some.stats("acme")
         assert (stats.total.leased, [queue.command for queue in stats.queues]) == (0, ["job"])
         assert (await some.events("acme")).events == []
+        assert (await some.runs("acme")).runs == []
 
 
 async def test_a_claim_id_opens_no_other_commands(client: Client) -> None:

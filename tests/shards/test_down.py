@@ -44,6 +44,8 @@ NEEDS_ALL: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "journal_bounds": lambda store: store.journal_bounds(),
     "readers": lambda store: store.readers(),
     "events": lambda store: store.events(TENANT, shard=1),
+    "runs": lambda store: store.runs(TENANT, shard=1),
+    "marks": lambda store: store.marks(TENANT, every=1_000),
     "get": lambda store: store.get(TENANT, [in_slot(0), in_slot(1)]),
     "get by key": lambda store: store.get(TENANT, [in_slot(1)]),
     "cancel": lambda store: store.cancel(TENANT, [in_slot(1)]),

@@ -39,13 +39,13 @@ from dibs.task import (
     Committed,
     Duplicate,
     Enqueued,
-    EventPage,
     Extended,
     Filter,
     Heartbeat,
     JournalBounds,
     Lease,
     LeaseLost,
+    Marks,
     NewTask,
     Page,
     QueueConfig,
@@ -53,6 +53,7 @@ from dibs.task import (
     Reader,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -326,6 +327,12 @@ class Gate:
         self._limiter.charge(tenant, "list", len(page.tasks))
         return page if who.commands is None else Page([one for one in page.tasks if who.sees(one.command)], page.cursor)
 
+    async def marks(self, who: Principal, tenant: str, *, every: int, after: bytes | None = None) -> Marks:
+        """Returns ids that divide the tasks of the tenant, whatever their commands: of a task it tells no more than its
+        id, as a listing's cursor does."""
+        self._check(who, "marks", tenant)
+        return await self.store.marks(tenant, every=every, after=after)
+
     # ---------------------------------------------------------------------------------------------------------- loads
 
     async def stage(
@@ -411,7 +418,7 @@ class Gate:
         self._check(who, "journal_bounds", who.tenant)
         return await self.store.journal_bounds()
 
-    async def events(
+    async def runs(
         self,
         who: Principal,
         tenant: str,
@@ -420,14 +427,14 @@ class Gate:
         after: bytes | None = None,
         until: bytes | None = None,
         limit: int = BATCH_MAX,
-    ) -> EventPage:
-        """Returns events that the caller can see."""
-        self._check(who, "events", tenant, 0)
-        page = await self.store.events(tenant, shard=shard, after=after, until=until, limit=limit)
-        self._limiter.charge(tenant, "events", len(page.events))
+    ) -> RunPage:
+        """Returns events that the caller can see, by runs."""
+        self._check(who, "runs", tenant, 0)
+        page = await self.store.runs(tenant, shard=shard, after=after, until=until, limit=limit)
+        self._limiter.charge(tenant, "runs", sum(run.count() for run in page.runs))
         if who.commands is None:
             return page
-        return EventPage([event for event in page.events if who.sees(event.command)], page.cursor, page.more)
+        return RunPage([run for run in page.runs if who.sees(run.command)], page.cursor, page.more)
 
     async def readers(self, who: Principal) -> Sequence[Reader]:
         """Returns the named readers of the journal."""
@@ -450,7 +457,7 @@ class Gate:
         self._check(who, "subscribe", who.tenant)
         for topic in topics:
             if isinstance(topic, Journalled):
-                who.check_verb("events")  # it tells that something happened, at any tenant's
+                who.check_verb("runs")  # it tells that something happened, at any tenant's
             else:
                 who.check_tenant(topic.tenant)
             if isinstance(topic, Ready):

@@ -23,6 +23,7 @@ from dibs.task import (
     Lease,
     LoadState,
     Look,
+    Marks,
     ReadyTenants,
     Rows,
     Staged,
@@ -90,6 +91,10 @@ class DirectStore(Store):
 
     @abc.abstractmethod
     async def _held(self, tenant: str, ids: Sequence[bytes], worker: str) -> Sequence[bytes | None]: ...
+
+    @abc.abstractmethod
+    async def _marks(self, tenant: str, every: int, after: bytes | None, until: bytes | None = None) -> Marks:
+        """`until`: as far as this id, and then with a cursor, also if there is nothing behind it."""
 
     @abc.abstractmethod
     async def _claim(

@@ -27,6 +27,9 @@ from dibs.stores.wakeups import Subscription, Topic
 from dibs.task import (
     ALL_COMMANDS,
     BATCH_MAX,
+    MARKS_EVERY_MAX,
+    MARKS_EVERY_MIN,
+    RUNS_MAX,
     Acted,
     Already,
     Cancelled,
@@ -40,6 +43,7 @@ from dibs.task import (
     JournalBounds,
     Lease,
     LeaseLost,
+    Marks,
     NewTask,
     Page,
     Place,
@@ -47,6 +51,7 @@ from dibs.task import (
     Reader,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -243,6 +248,17 @@ class Store(abc.ABC):
             checks.check_filter(which)
         return await self._list(tenant, which or Filter(), cursor, limit)
 
+    async def marks(self, tenant: str, *, every: int, after: bytes | None = None) -> Marks:
+        """Returns ids that divide the tasks of a tenant into ranges of about `every` tasks each (1,000 to 1,000,000),
+        in order. For those who list a tenant in parallel, by `id_from` and `id_until`: whatever the ids are, up to the
+        first, from each to the next and from the last on are all tasks there are.
+
+        Go on `after` the cursor of the call before. Examines a bounded number of keys, so one call may find none.
+        """
+        checks.check_tenant(tenant)
+        checks.check_whole("every", every, MARKS_EVERY_MIN, MARKS_EVERY_MAX)
+        return await self._marks(tenant, every, after)
+
     # ---------------------------------------------------------------------------------------------------------- loads
 
     async def stage(self, tenant: str, chunk_id: bytes, rows: Sequence[NewTask] | Rows) -> Staged:
@@ -347,7 +363,24 @@ class Store(abc.ABC):
         if tenant != ALL_TENANTS:
             checks.check_tenant(tenant)
         checks.check_limit(limit)
-        return await self._events(tenant, shard, after, until, limit)
+        page = await self._runs(tenant, shard, after, until, limit)
+        return EventPage([event for run in page.runs for event in run.events()], page.cursor, page.more)
+
+    async def runs(
+        self,
+        tenant: str,
+        *,
+        shard: int = 0,
+        after: bytes | None = None,
+        until: bytes | None = None,
+        limit: int = BATCH_MAX,
+    ) -> RunPage:
+        """`events` by runs, for those who read many: at most `limit` events (up to 10,000), of which those that follow
+        each other and agree in all but task and attempt are one value. A run that does not fit is cut."""
+        if tenant != ALL_TENANTS:
+            checks.check_tenant(tenant)
+        checks.check_whole("limit", limit, 1, RUNS_MAX)
+        return await self._runs(tenant, shard, after, until, limit)
 
     async def advance(self, reader: str, shard: int, position: bytes | None) -> None:
         """Remembers how far a named reader has come, so that trimming waits for it; None forgets the reader."""
@@ -418,6 +451,10 @@ class Store(abc.ABC):
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page: ...
 
     @abc.abstractmethod
+    async def _marks(self, tenant: str, every: int, after: bytes | None) -> Marks:
+        """`after` is not checked: what no call returned is an `InvalidCursor`."""
+
+    @abc.abstractmethod
     async def _stage(self, tenant: str, chunk_id: bytes, rows: Rows) -> Staged | None:
         """None: a load holds the chunk, with other rows."""
 
@@ -449,9 +486,8 @@ class Store(abc.ABC):
         """Returns what each shard's journal holds now."""
 
     @abc.abstractmethod
-    async def _events(
-        self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int
-    ) -> EventPage: ...
+    async def _runs(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> RunPage:
+        """The last four bytes of a cursor are an index, big-endian, that goes up by one within a run."""
 
     @abc.abstractmethod
     async def readers(self) -> Sequence[Reader]:

@@ -726,6 +726,8 @@ class Model:
             and which.command in (None, task.new.command)
             and which.status in (None, task.status)
             and which.reason in (None, task.reason)
+            and (which.id_from is None or which.id_from <= task.id)
+            and (which.id_until is None or task.id < which.id_until)
         ]
 
     # --------------------------------------------------------------------------------------------- what time alone does

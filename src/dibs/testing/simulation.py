@@ -588,22 +588,27 @@ class StoreMachine(RuleBasedStateMachine):
             await self.store.advance("model", bounds.shard, bounds.oldest)
 
     async def _check_listings(self) -> None:
-        """Listings of every kind, in pages, have each task once."""
+        """Listings of every kind, in pages, have each task once; so have the two halves of a range of ids."""
         for tenant in TENANTS:
             tasks = [task for task in self.model.tasks.values() if task.tenant == tenant and task.visible(self.now_ms)]
             kinds = {(None, None)} | {(None, task.place) for task in tasks}
             for command, place in kinds | {(task.new.command, task.place) for task in tasks}:
-                listed: list[bytes] = []
-                cursor: str | None = None
-                while True:
-                    which = Filter(command=command, place=place)
-                    page = await self.store.list(tenant, which, cursor=cursor, limit=3)
-                    listed += [task.id for task in page.tasks]
-                    cursor = page.cursor
-                    if cursor is None:
-                        break
-                known = [t.id for t in tasks if command in (None, t.new.command) and place in (None, t.place)]
-                self.same(sorted(listed), sorted(known))
+                which = Filter(command=command, place=place)
+                known = sorted(t.id for t in tasks if command in (None, t.new.command) and place in (None, t.place))
+                self.same(await self._listed(tenant, which), known)
+                for middle in known[len(known) // 2 :][:1]:
+                    self.same(await self._listed(tenant, replace(which, id_until=middle)), known[: len(known) // 2])
+                    self.same(await self._listed(tenant, replace(which, id_from=middle)), known[len(known) // 2 :])
+
+    async def _listed(self, tenant: str, which: Filter) -> list[bytes]:
+        listed: list[bytes] = []
+        cursor: str | None = None
+        while True:
+            page = await self.store.list(tenant, which, cursor=cursor, limit=3)
+            listed += [task.id for task in page.tasks]
+            cursor = page.cursor
+            if cursor is None:
+                return sorted(listed)
 
     async def _check_journal(self) -> None:
         """What the journal tells leads to the statuses that the tasks have."""

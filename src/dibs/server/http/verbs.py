@@ -84,6 +84,7 @@ def _acts(gate: Gate) -> dict[str, Act]:
         "purge": lambda who, ask, _: gate.purge(who, ask.tenant, ask.which, limit=ask.limit, cursor=ask.cursor),
         "retain": lambda who, ask, _: gate.retain(who, ask.tenant, ask.ids, ask.result_ttl_s),
         "list": lambda who, ask, _: gate.list(who, ask.tenant, ask.which, cursor=ask.cursor, limit=ask.limit),
+        "marks": lambda who, ask, _: gate.marks(who, ask.tenant, every=ask.every, after=ask.after),
         "stage": lambda who, ask, trace: gate.stage(who, ask.tenant, ask.chunk_id, ask.rows, traceparent=trace),
         "commit_load": lambda who, ask, _: gate.commit_load(
             who, ask.tenant, ask.name, ask.seq, ask.chunk_ids, forget_s=ask.forget_s
@@ -96,7 +97,7 @@ def _acts(gate: Gate) -> dict[str, Act]:
         "workers": lambda who, ask, _: gate.workers(who, ask.tenant),
         "tenants": lambda who, ask, _: gate.tenants(who, cursor=ask.cursor, limit=ask.limit),
         "journal_bounds": lambda who, *_: gate.journal_bounds(who),
-        "events": lambda who, ask, _: gate.events(
+        "runs": lambda who, ask, _: gate.runs(
             who, ask.tenant, shard=ask.shard, after=ask.after, until=ask.until, limit=ask.limit
         ),
         "readers": lambda who, *_: gate.readers(who),

@@ -233,9 +233,14 @@ def _row_of(chunk: Chunk, tail: bytes) -> int | None:
     return row if row < len(chunk.rows.stored.payloads) and tail[-1] == slot_of(chunk.head.chunk_id) else None
 
 
-def committed_chunks(txn: ReadTxn, tenant: TenantKeys, start: bytes = b"") -> Iterator[Chunk]:
-    """Yields the chunks with rows that have not left, from one on, in the order of their names."""
+def committed_chunks(
+    txn: ReadTxn, tenant: TenantKeys, start: bytes = b"", until: bytes | None = None
+) -> Iterator[Chunk]:
+    """Yields the chunks with rows that have not left, in the order of their names: from one on, up to the last that can
+    have ids before `until`."""
     key, stop = tenant.head + start, end_of(tenant.head)
+    if until is not None:
+        stop = tenant.head + until.removesuffix(bytes(TAIL_BYTES))
     while step := txn.scan(key, stop, STEP):
         for _, value in step:
             head = decode_head(value)

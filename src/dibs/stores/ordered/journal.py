@@ -1,7 +1,10 @@
 """The journal: every transition of every task, in the order in which it took effect.
 
 An entry holds up to 1,000 events as runs. A cursor is (store id, entry position, index within the entry): reading after
-it goes on with the next event, and a restored backup, which has another store id, is told apart.
+it goes on with the next event, and a restored backup, which has another store id, is told apart. Its last four bytes
+are the index, big-endian, so that a run is shown with the cursor of its first event alone.
+
+Reading makes nothing for each event: a run is decoded, cut to what is asked for, and its ids are joined.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from msgspec import Struct
 from dibs.errors import InvalidCursor, JournalReset, JournalTrimmed
 from dibs.stores.ordered.keys import JOURNAL, META_JOURNAL_TRIMMED, QueueKeys, end_of
 from dibs.stores.ordered.records import Detail, Run, RunRows, decode_runs, encode_runs
-from dibs.task import Event, EventKind, EventPage
+from dibs.task import EventKind, EventRun, RunPage
 
 if TYPE_CHECKING:
     from dibs.stores.ordered.engine import ReadTxn
@@ -23,8 +26,15 @@ ENTRY_EVENTS_MAX = 1_000
 POSITION_BYTES = 12
 STORE_ID_BYTES = 16
 CURSOR_BYTES = STORE_ID_BYTES + POSITION_BYTES + 4
-EXAMINED_MAX = 5_000
+EXAMINED_MAX = 10_000
+"""So many events of other tenants a page passes over."""
+ENTRIES_MAX = 2_000
+"""So many entries it is read from."""
+STEP_MIN, STEP_MAX = 16, 128
+SMALL_ENTRY_BYTES = 512
+ENDLESS = 1 << 32
 JOURNAL_END = end_of(JOURNAL)
+_NO_DETAIL = Detail()
 
 
 class JournalWriter:
@@ -111,21 +121,26 @@ class JournalReader:
         key, value = last[0]
         return Cursor(self._store_id, key[1:], _count(decode_runs(value)) - 1)
 
-    def page(self, tenant: str | None, after: bytes | None, until: bytes | None, limit: int) -> EventPage:
-        """Returns events after a cursor, of one tenant or of all."""
+    def page(self, tenant: str | None, after: bytes | None, until: bytes | None, limit: int) -> RunPage:
+        """Returns at most `limit` events after a cursor, of one tenant or of all; examines a bounded number."""
         begin = self._begin(after)
         stop = self._cursor(until) if until is not None else None
-        events: list[Event] = []
-        at = begin
-        for examined, (cursor, run, index) in enumerate(self._walk(begin)):
-            if stop is not None and cursor > stop:
-                return EventPage(events, at.pack(), False)
-            if len(events) == limit or examined == EXAMINED_MAX:
-                return EventPage(events, at.pack(), True)
-            at = cursor
-            if tenant is None or run.tenant == tenant:
-                events.append(_event(cursor, run, index))
-        return EventPage(events, at.pack(), False)
+        runs: list[EventRun] = []
+        at, left, passed = begin, limit, 0
+        for piece in self._pieces(begin, stop):
+            if not left or passed >= EXAMINED_MAX or piece.entry >= ENTRIES_MAX:
+                return RunPage(runs, at.pack(), True)
+            count = piece.end - piece.first
+            if tenant is None or piece.run.tenant == tenant:
+                count = min(count, left)
+                runs.append(_event_run(self._store_id, piece, piece.first + count))
+                left -= count
+            else:
+                passed += count
+            at = Cursor(self._store_id, piece.position, piece.offset + piece.first + count - 1)
+            if piece.first + count < piece.end:
+                return RunPage(runs, at.pack(), True)
+        return RunPage(runs, at.pack(), False)
 
     def runs_after(self, position: bytes, limit: int) -> tuple[bytes, list[Run]]:
         """Returns the runs of entries after `position`, and the position of the last one read."""
@@ -150,29 +165,55 @@ class JournalReader:
             raise JournalReset("this cursor is of another store, or of the one this was restored from: start anew")
         return cursor
 
-    def _walk(self, begin: Cursor) -> Iterator[tuple[Cursor, Run, int]]:
-        key, skip = JOURNAL + begin.position, begin.index + 1
-        while items := self._txn.scan(key, JOURNAL_END, 16):
-            for key, value in items:
-                index_in_entry = 0
-                for run in decode_runs(value):
-                    for index in range(run.count()):
-                        if key[1:] != begin.position or index_in_entry >= skip:
-                            yield Cursor(self._store_id, key[1:], index_in_entry), run, index
-                        index_in_entry += 1
-            key += b"\0"
+    def _pieces(self, begin: Cursor, stop: Cursor | None) -> Iterator[Piece]:
+        """Yields the runs that follow one cursor, up to another: the first and the last as far as they do."""
+        for entry, (key, value) in enumerate(_entries(self._txn, begin.position)):
+            position, offset = key[1:], 0
+            skip = begin.index + 1 if position == begin.position else 0
+            if stop is not None and position > stop.position:
+                return
+            end = stop.index + 1 if stop is not None and position == stop.position else ENDLESS
+            for run in decode_runs(value):
+                count = run.count()
+                first, last = max(skip - offset, 0), min(end - offset, count)
+                if first < last:
+                    yield Piece(entry, position, offset, run, first, last)
+                offset += count
 
 
-def _event(cursor: Cursor, run: Run, index: int) -> Event:
-    detail = run.detail or Detail()
-    return Event(
-        cursor=cursor.pack(),
+def _entries(txn: ReadTxn, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the entries from a position on, read in steps that grow while entries are small."""
+    key, step = JOURNAL + position, STEP_MIN
+    while items := txn.scan(key, JOURNAL_END, step):
+        yield from items
+        key = items[-1][0] + b"\0"
+        step = STEP_MAX if sum(len(value) for _, value in items) < len(items) * SMALL_ENTRY_BYTES else STEP_MIN
+
+
+class Piece(Struct, frozen=True, gc=False):
+    """The events of a run from `first` up to `end`. `entry`: how many entries were read before its own; `offset`: the
+    index of the run's first event in that."""
+
+    entry: int
+    position: bytes
+    offset: int
+    run: Run
+    first: int
+    end: int
+
+
+def _event_run(store_id: bytes, piece: Piece, end: int) -> EventRun:
+    """Returns a piece, up to one of its events, as the seam shows it."""
+    run, first = piece.run, piece.first
+    detail = run.detail or _NO_DETAIL
+    return EventRun(
+        cursor=Cursor(store_id, piece.position, piece.offset + first).pack(),
         at_ms=run.at_ms,
         kind=run.kind,
         tenant=run.tenant,
-        id=run.id(index),
         command=run.command,
-        attempt=run.attempt(index),
+        ids=run.ids_of(first, end),
+        attempts=run.attempts_of(first, end),
         worker=run.worker,
         reason=detail.reason,
         error_type=detail.error_type,

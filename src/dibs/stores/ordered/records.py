@@ -6,6 +6,8 @@ raises the store's format number.
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -194,6 +196,17 @@ class RunRows(Struct, frozen=True, array_like=True, gc=False):
             return self.chunk_id[:CHUNK_BYTES] + self.tails[index * TAIL_BYTES : (index + 1) * TAIL_BYTES]
         return row_id(self.chunk_id, index, slot_of(self.chunk_id))
 
+    def ids(self, first: int, end: int) -> bytes:
+        """Returns the ids of some of them, one after the other. None is made by itself: column by column the tails are
+        put into as many copies of the chunk's id."""
+        made = bytearray(self.chunk_id * (end - first))
+        tails, width = self.tails[first * TAIL_BYTES : end * TAIL_BYTES], TAIL_BYTES
+        if not self.tails:
+            tails, width = struct.pack(f">{end - first}H", *range(first, end)), TAIL_BYTES - 1
+        for column in range(width):
+            made[CHUNK_BYTES + column :: ID_BYTES] = tails[column::width]
+        return bytes(made)
+
 
 class Run(Struct, array_like=True, gc=False):
     """Consecutive events of one kind in one queue: what they share is written once. The rows of a load are named by
@@ -215,13 +228,16 @@ class Run(Struct, array_like=True, gc=False):
         """How many events it is."""
         return len(self.ids) if self.rows is None else self.rows.count
 
-    def id(self, index: int) -> bytes:
-        """Which task an event is about."""
-        return self.ids[index] if self.rows is None else self.rows.id(index)
+    def ids_of(self, first: int, end: int) -> bytes:
+        """Which tasks some of the events are about, one id after the other."""
+        return b"".join(self.ids[first:end]) if self.rows is None else self.rows.ids(first, end)
 
-    def attempt(self, index: int) -> int:
-        """At which attempt it happened."""
-        return self.attempts[index] if self.rows is None else 0
+    def attempts_of(self, first: int, end: int) -> list[int]:
+        """At which attempts some of the events happened; a single one if all are the same."""
+        if self.rows is not None:
+            return [0]
+        attempts = self.attempts[first:end]
+        return attempts[:1] if attempts.count(attempts[0]) == len(attempts) else attempts
 
 
 class Block(Struct, array_like=True, gc=False):

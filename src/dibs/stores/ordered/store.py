@@ -25,6 +25,7 @@ from dibs.stores.ordered.enqueue import enqueue, prepare
 from dibs.stores.ordered.fair import Given, Round, Turn, fair_claim, fair_ready_in_ms
 from dibs.stores.ordered.journal import Cursor, JournalReader
 from dibs.stores.ordered.keys import READERS, end_of, fact_key, parse_reader_key
+from dibs.stores.ordered.marks import marks
 from dibs.stores.ordered.settle import heartbeat, settle, undo_claim
 from dibs.stores.ordered.sweep import TRANSACTION_MAX, JournalLimits, anything_due, sweep
 from dibs.stores.protocol import ALL_TENANTS
@@ -41,7 +42,6 @@ from dibs.task import (
     Duplicate,
     Elsewhere,
     Enqueued,
-    EventPage,
     Extended,
     Filter,
     Heartbeat,
@@ -51,6 +51,7 @@ from dibs.task import (
     LeaseLost,
     LoadState,
     Look,
+    Marks,
     NewTask,
     Page,
     QueueConfig,
@@ -58,6 +59,7 @@ from dibs.task import (
     ReadyTenants,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -253,6 +255,9 @@ class OrderedStore(LocalStore):
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
         return self._read(lambda txn: views.list_page(txn, tenant, which, cursor, limit))
 
+    async def _marks(self, tenant: str, every: int, after: bytes | None, until: bytes | None = None) -> Marks:
+        return self._read(lambda txn: marks(txn, tenant, every, after, until))
+
     # ---------------------------------------------------------------------------------------------------------- loads
 
     async def _stage(
@@ -373,7 +378,7 @@ class OrderedStore(LocalStore):
 
         return [self._read(bounds)]
 
-    async def _events(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> EventPage:
+    async def _runs(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> RunPage:
         _check_shard(shard)
         whose = None if tenant == ALL_TENANTS else tenant
         return self._read(lambda txn: JournalReader(txn, self._engine.store_id).page(whose, after, until, limit))

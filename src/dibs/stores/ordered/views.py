@@ -195,7 +195,7 @@ def matching(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit
     met = _by_id(txn, keys, which, after) if by_id else _by_places(txn, keys, indexes, after, turn)
     found: list[Seen] = []
     for examined, seen in enumerate(met, start=1):
-        if not seen.state.gone(txn.now_ms) and _matches(which, seen.state):
+        if not seen.state.gone(txn.now_ms) and _matches(which, seen.id, seen.state):
             found.append(seen)
             if len(found) == limit:
                 return found, seen.cursor()
@@ -205,20 +205,19 @@ def matching(txn: ReadTxn, tenant: str, which: Filter, cursor: str | None, limit
 
 
 def _by_id(txn: ReadTxn, tenant: TenantKeys, which: Filter, after: bytes | None) -> Iterator[Seen]:
-    """Yields all tasks in the order of their ids: those with a state of their own, and the rows of loads that have not
-    got one yet."""
-    states = (
-        Seen(id_of(key), decode_state(value), key)
-        for key, value in _items(txn, tenant.state, tenant.state if after is None else after + b"\0")
-    )
+    """Yields the tasks of the filter's range in the order of their ids: those with a state of their own, and the rows
+    of loads that have not got one yet."""
+    until = which.id_until
+    first = max(which.id_from or b"", b"" if after is None else id_of(after) + b"\0")
+    stop = end_of(tenant.state) if until is None else tenant.state + until
+    states = (Seen(id_of(key), decode_state(value), key) for key, value in _items(txn, tenant.state + first, stop))
     if which.status not in (None, Status.PENDING) or which.place not in (None, Place.READY, Place.DELAYED):
         return states
-    last = b"" if after is None else id_of(after)
     rows = (
         Seen(task_id, row.state(), tenant.state + task_id)
-        for chunk in committed_chunks(txn, tenant, last[:CHUNK_BYTES])
+        for chunk in committed_chunks(txn, tenant, first[:CHUNK_BYTES], until)
         for task_id, row in rows_left(chunk)
-        if task_id > last
+        if task_id >= first and (until is None or task_id < until)
     )
     return heapq.merge(states, rows, key=lambda seen: seen.id)
 
@@ -279,9 +278,11 @@ def _place(which: Filter) -> Place | None:
     return {Status.IN_PROGRESS: Place.LEASED, Status.FAILED: Place.DEAD}.get(which.status) if which.status else None
 
 
-def _matches(which: Filter, state: State) -> bool:
+def _matches(which: Filter, task_id: bytes, state: State) -> bool:
     return (
-        (which.command is None or state.command == which.command)
+        (which.id_from is None or which.id_from <= task_id)
+        and (which.id_until is None or task_id < which.id_until)
+        and (which.command is None or state.command == which.command)
         and (which.status is None or STATUSES[state.status] is which.status)
         and (which.place is None or PLACES[state.place] is which.place)
         and (which.reason is None or state.reason == which.reason)
@@ -401,9 +402,9 @@ def tenants(txn: ReadTxn, cursor: str | None, limit: int) -> TenantPage:
         start = name + AFTER_SEPARATOR
 
 
-def _items(txn: ReadTxn, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields all records below a prefix, from a key on."""
-    while step := txn.scan(start, end_of(prefix), STEP):
+def _items(txn: ReadTxn, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields all records from one key up to another."""
+    while step := txn.scan(start, stop, STEP):
         yield from step
         start = step[-1][0] + b"\0"
 

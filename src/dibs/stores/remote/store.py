@@ -31,19 +31,20 @@ from dibs.task import (
     Committed,
     Duplicate,
     Enqueued,
-    EventPage,
     Extended,
     Filter,
     Heartbeat,
     JournalBounds,
     Lease,
     LeaseLost,
+    Marks,
     NewTask,
     Page,
     QueueConfig,
     Reader,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -158,6 +159,9 @@ class RemoteStore(Store):
     async def _list(self, tenant: str, which: Filter, cursor: str | None, limit: int) -> Page:
         return await self._client.ask(verbs.LIST, verbs.AskList(tenant, which, cursor, limit))
 
+    async def _marks(self, tenant: str, every: int, after: bytes | None) -> Marks:
+        return await self._client.ask(verbs.MARKS, verbs.AskMarks(tenant, every, after))
+
     # ---------------------------------------------------------------------------------------------------------- loads
 
     async def _stage(self, tenant: str, chunk_id: bytes, rows: Rows) -> Staged | None:
@@ -197,9 +201,9 @@ class RemoteStore(Store):
     async def journal_bounds(self) -> Sequence[JournalBounds]:
         return await self._client.ask(verbs.JOURNAL_BOUNDS, verbs.AskNothing())
 
-    async def _events(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> EventPage:
-        asked = verbs.AskEvents(tenant, shard, after, until, limit)
-        return await self._client.ask(verbs.EVENTS, asked)
+    async def _runs(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> RunPage:
+        asked = verbs.AskRuns(tenant, shard, after, until, limit)
+        return await self._client.ask(verbs.RUNS, asked)
 
     async def readers(self) -> Sequence[Reader]:
         return await self._client.ask(verbs.READERS, verbs.AskNothing())

@@ -21,19 +21,20 @@ from dibs.task import (
     Committed,
     Duplicate,
     Enqueued,
-    EventPage,
     Extended,
     Filter,
     Heartbeat,
     JournalBounds,
     Lease,
     LeaseLost,
+    Marks,
     NewTask,
     Page,
     QueueConfig,
     Reader,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -133,6 +134,14 @@ class AskList(Struct):
     limit: int = 100
 
 
+class AskMarks(Struct):
+    """Divides the tasks into ranges of ids."""
+
+    tenant: str
+    every: int
+    after: bytes | None = None
+
+
 class AskStage(Struct):
     """Stages a chunk."""
 
@@ -201,8 +210,8 @@ class AskTenants(Struct):
     limit: int = 100
 
 
-class AskEvents(Struct):
-    """Reads the journal."""
+class AskRuns(Struct):
+    """Reads the journal, by runs."""
 
     tenant: str
     shard: int = 0
@@ -287,6 +296,7 @@ REPLAY = Verb("replay", AskAct, Acted)
 PURGE = Verb("purge", AskAct, Acted)
 RETAIN = Verb("retain", AskRetain, list[int | None])
 LIST = Verb("list", AskList, Page)
+MARKS = Verb("marks", AskMarks, Marks)
 STAGE = Verb("stage", AskStage, Staged)
 COMMIT_LOAD = Verb("commit_load", AskCommit, Committed)
 DROP = Verb("drop", AskDrop, int)
@@ -297,7 +307,7 @@ REGISTER = Verb("register", AskRegister, NoneType)
 WORKERS = Verb("workers", AskTenant, list[WorkerInfo])
 TENANTS = Verb("tenants", AskTenants, TenantPage)
 JOURNAL_BOUNDS = Verb("journal_bounds", AskNothing, list[JournalBounds])
-EVENTS = Verb("events", AskEvents, EventPage)
+RUNS = Verb("runs", AskRuns, RunPage)
 READERS = Verb("readers", AskNothing, list[Reader])
 ADVANCE = Verb("advance", AskAdvance, NoneType)
 SWEEP = Verb("sweep", AskSweep, Swept)
@@ -318,6 +328,7 @@ VERBS: tuple[Verb[Any], ...] = (
     PURGE,
     RETAIN,
     LIST,
+    MARKS,
     STAGE,
     COMMIT_LOAD,
     DROP,
@@ -328,7 +339,7 @@ VERBS: tuple[Verb[Any], ...] = (
     WORKERS,
     TENANTS,
     JOURNAL_BOUNDS,
-    EVENTS,
+    RUNS,
     READERS,
     ADVANCE,
     SWEEP,

@@ -23,6 +23,7 @@ from dibs.checks import Limits
 from dibs.errors import InvalidOption, StoreClosed, StoreError, StoreFull, StoreUnavailable
 from dibs.stores.batches import is_bound, is_full
 from dibs.stores.local import LocalStore
+from dibs.stores.marks import MarkCursor
 from dibs.stores.meter import Meter
 from dibs.stores.ordered.doctor import PROBLEMS_MAX, Problem, Report
 from dibs.stores.protocol import ALL_TENANTS, Order
@@ -45,7 +46,6 @@ from dibs.task import (
     Duplicate,
     Elsewhere,
     Enqueued,
-    EventPage,
     Extended,
     Filter,
     Heartbeat,
@@ -55,6 +55,7 @@ from dibs.task import (
     LeaseLost,
     LoadState,
     Look,
+    Marks,
     NewTask,
     Page,
     QueueConfig,
@@ -63,6 +64,7 @@ from dibs.task import (
     ReadyTenants,
     Rejected,
     Rows,
+    RunPage,
     Settled,
     Settlement,
     Staged,
@@ -427,6 +429,29 @@ class ShardedStore(LocalStore):
                 break
         return Page(tasks, None if at is None else at.pack())
 
+    async def _marks(self, tenant: str, every: int, after: bytes | None, until: bytes | None = None) -> Marks:
+        """The marks of all shards: a range has at most `every` tasks of each."""
+        self._check_open()
+        begun = MarkCursor.unpack(after, len(self._shards))
+
+        async def marks_of(store: LocalStore, shards: Sequence[int]) -> Sequence[Marks]:
+            return [await store._marks(tenant, every, begun.of(shard), until) for shard in shards]
+
+        async def of_all() -> list[Marks]:
+            return await self._shards.split(range(len(self._shards)), int, marks_of)
+
+        found = await of_all()
+        ends = [MarkCursor.unpack(one.cursor, 1).after for one in found if one.cursor is not None]
+        if ends and until is None:
+            # They go on together: none may be past where another stopped.
+            until = min(ends)
+            found = await of_all()
+        ids = sorted({task_id for one in found for task_id in one.ids})
+        if until is None:
+            return Marks(ids)
+        counts = [count for one in found for count in MarkCursor.unpack(one.cursor, 1).counts]
+        return Marks(ids, MarkCursor(until, tuple(counts)).pack())
+
     def _cursor(self, tenant: str, which: Filter, cursor: str | None) -> Cursor:
         return unpack(cursor, listing_of(self._shards.set_id, tenant, which), len(self._shards))
 
@@ -563,8 +588,8 @@ class ShardedStore(LocalStore):
         found = await self._shards.each(lambda store: store.journal_bounds())
         return [replace(bounds, shard=number) for number, [bounds] in enumerate(found)]
 
-    async def _events(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> EventPage:
-        return await self._journal(shard).ask(lambda store: store._events(tenant, 0, after, until, limit))
+    async def _runs(self, tenant: str, shard: int, after: bytes | None, until: bytes | None, limit: int) -> RunPage:
+        return await self._journal(shard).ask(lambda store: store._runs(tenant, 0, after, until, limit))
 
     async def readers(self) -> Sequence[Reader]:
         self._check_open()

@@ -45,8 +45,10 @@ _TOPICS = (
     "loads",
     "order",
     "queues",
+    "ranges",
     "reading",
     "results",
+    "runs",
     "settle",
     "stats",
     "sweep",
@@ -94,8 +96,10 @@ from dibs.testing.contract.load_times import TestLoadTimes
 from dibs.testing.contract.loads import TestCommit, TestLoadInput, TestLoadsOutlive, TestStage
 from dibs.testing.contract.order import TestOrder
 from dibs.testing.contract.queues import TestQueues
+from dibs.testing.contract.ranges import TestMarks, TestRanges
 from dibs.testing.contract.reading import TestReading, TestTrimming
 from dibs.testing.contract.results import TestKeepNothing, TestResults, TestRetain
+from dibs.testing.contract.runs import TestRuns
 from dibs.testing.contract.settle import TestSettle
 from dibs.testing.contract.stats import TestStats
 from dibs.testing.contract.sweep import TestSweep
@@ -139,16 +143,19 @@ __all__ = [
     "TestLoadRows",
     "TestLoadTimes",
     "TestLoadsOutlive",
+    "TestMarks",
     "TestNoTime",
     "TestOrder",
     "TestPurge",
     "TestQueues",
+    "TestRanges",
     "TestRates",
     "TestReading",
     "TestReopen",
     "TestReplayDead",
     "TestResults",
     "TestRetain",
+    "TestRuns",
     "TestSettle",
     "TestShownRows",
     "TestStage",

@@ -256,6 +256,7 @@ class TestBadInput:
             lambda store: store.purge(tenant, [new_id()]),
             lambda store: store.retain(tenant, [new_id()], 60),
             lambda store: store.list(tenant),
+            lambda store: store.marks(tenant, every=1_000),
             lambda store: store.stage(tenant, new_id(), [NewTask(command=COMMAND)]),
             lambda store: store.commit_load(tenant, "load", 0, []),
             lambda store: store.drop(tenant, []),
@@ -265,7 +266,11 @@ class TestBadInput:
             lambda store: store.workers(tenant),
         ]
         if tenant != "*":
-            calls += [lambda store: store.claim(tenant, [COMMAND]), lambda store: store.events(tenant)]
+            calls += [
+                lambda store: store.claim(tenant, [COMMAND]),
+                lambda store: store.events(tenant),
+                lambda store: store.runs(tenant),
+            ]
         for call in calls:
             with pytest.raises(InvalidName):
                 await call(store)
