@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from dibs.context import Fail
 from dibs.errors import DibsError, StoreError, StoreUnavailable
-from dibs.ids import id_to_text
+from dibs.ids import id_to_text, ids_to_text
 from dibs.spark import connection
 from dibs.spark.drain import Plan
 from dibs.spark.payloads import array_of
@@ -390,7 +390,7 @@ class Batches:
             zip(
                 self._names,
                 (
-                    pa.array([id_to_text(one.id) for one in leases], pa.string()),
+                    pa.array(ids_to_text([one.id for one in leases]), pa.string()),
                     pa.array([one.key for one in leases], pa.string()),
                     pa.array([one.attempt for one in leases], pa.int32()),
                     pa.array([one.enqueued_ms * 1000 for one in leases], pa.int64()).cast(_TIMES),
