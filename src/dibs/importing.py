@@ -65,18 +65,34 @@ def import_app(name: str) -> Dibs:
             found = f"it has {len(apps)}: {', '.join(apps.values())}" if apps else "it has none"
             raise AppNotFound(f"{where} does not tell which app is meant, {found}. Write {where}:app")
         attribute = next(iter(apps.values()))
-    value: Any = module
-    for part in attribute.split("."):
-        value = getattr(value, part, None)
+    value = _attribute(module, attribute)
     if not isinstance(value, Dibs):
         what = "there is no such name" if value is None else f"that is a {type(value).__name__}"
         raise AppNotFound(f"{name} is not an app: {what} in {getattr(module, '__file__', where)}")
     return value
 
 
+def import_function(name: str) -> Callable[..., Any]:
+    """Returns the function that ``module:attribute`` names, found as an app is."""
+    where, _, attribute = name.partition(":")
+    module = _import(where, name)
+    value = _attribute(module, attribute) if attribute else None
+    if not callable(value):
+        what = "there is no such name" if value is None else f"that is a {type(value).__name__}"
+        raise AppNotFound(f"{name} is not a function: {what} in {getattr(module, '__file__', where)}")
+    return value  # type: ignore[no-any-return]
+
+
+def _attribute(module: Any, attribute: str) -> Any:
+    value = module
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _import(where: str, name: str) -> Any:
     if not where:
-        raise AppNotFound(f"{name!r} names no module: write module:app, such as shop.tasks:app")
+        raise AppNotFound(f"{name!r} names no module: write module:name, such as shop.tasks:app")
     if where.endswith(".py"):
         if not Path(where).is_file():
             raise AppNotFound(f"there is no file {where}")

@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 
 COMMANDS: dict[str, Entry] = {
     "worker": Entry("Work", "dibs.cli.worker:worker", "Run the tasks of an app."),
+    "spark": Entry("Work", "dibs.cli.spark:spark", "Work a queue off with Spark."),
     "serve": Entry("Work", "dibs.cli.serve:serve", "Serve the store to other machines, by HTTP."),
     "enqueue": Entry("Tasks", "dibs.cli.enqueue:enqueue", "Put a task, or many, into a queue."),
     "ls": Entry("Tasks", "dibs.cli.tasks:ls", "List tasks."),

@@ -9,7 +9,8 @@
     spark.read.format("dibs").option("url", "lmdb:jobs").option("view", "dead").show()
 """
 
+from dibs.spark.drain import drain
 from dibs.spark.session import session
 from dibs.spark.source import register
 
-__all__ = ["register", "session"]
+__all__ = ["drain", "register", "session"]

@@ -6,21 +6,26 @@ store belongs to one process and one event loop, so every process has its own, i
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from dibs import settings
 from dibs.errors import StoreClosed, StoreUnavailable
 from dibs.portal import Portal
+from dibs.settings import mask
 from dibs.stores import open_store
 from dibs.stores.protocol import Store
+from dibs.worker.link import StoreLink
 
 T = TypeVar("T")
 
+GIVE_UP_S = 60.0
+"""A store that does not answer is asked again for so long, by those who may wait."""
+
 _portal = Portal("dibs-spark")
-_stores: dict[tuple[int, str], Store] = {}
+_links: dict[tuple[int, str], StoreLink] = {}
 
 
 def ask(url: str, question: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
@@ -28,22 +33,30 @@ def ask(url: str, question: Callable[[Store], Awaitable[T]], *, create: bool = F
     return _portal.run(_ask(url, question, create))
 
 
-async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool) -> T:
+def submit(call: Coroutine[Any, Any, T]) -> Future[T]:
+    """Starts a call in the thread that has the stores; it asks them by `link`."""
+    return _portal.submit(call)
+
+
+def link(url: str) -> StoreLink:
+    """Returns this process's link to the store at `url`, for use in the thread that has the stores."""
     key = os.getpid(), url
-    store = _stores.get(key)
-    if store is None:
-        opened = await open_store(url, settings=settings.load({"url": url}), create=create)
-        store = _stores.setdefault(key, opened)
-        if store is not opened:
-            await opened.close()
+    if key not in _links:
+        given = settings.load({"url": url})
+        _links[key] = StoreLink(
+            lambda create: open_store(url, settings=given, create=create), mask(url), GIVE_UP_S, create=False
+        )
+    return _links[key]
+
+
+async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool) -> T:
+    here = link(url)
+    store = await here.store(create=create)
     try:
         return await question(store)
     except (StoreUnavailable, StoreClosed):
         # Spark's processes outlive a task: the next one of them opens it anew.
-        if _stores.get(key) is store:
-            del _stores[key]
-        with contextlib.suppress(StoreUnavailable, StoreClosed):
-            await store.close()
+        await here.let_go(store)
         raise
 
 

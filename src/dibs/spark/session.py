@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _HOW = (
     f"Spark needs Java {JAVA_MIN} or newer: install one (on Debian: apt-get install default-jre-headless), "
@@ -41,11 +43,11 @@ def session(app_name: str = "dibs", *, master: str | None = None, config: dict[s
         return running
     # Executors run the Python that runs here, with what is installed in it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    for name, value in {**_quiet(), **(config or {})}.items():
+    given = {"spark.app.name": app_name, **({} if master is None else {"spark.master": master}), **(config or {})}
+    builder = SparkSession.builder
+    for name, value in {**_quiet(), **given}.items():
         builder = builder.config(name, value)
+    _start_java({**_quiet(), **given})
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
@@ -62,6 +64,33 @@ def check_java() -> None:
     version = _VERSION.search(said)
     if version is not None and int(version[1]) < JAVA_MIN:
         raise MissingDriver(f"{_HOW}. {java} is version {version[1]}.")
+
+
+def _start_java(config: dict[str, str]) -> None:
+    """Starts Spark's Java process, if there is none, so that what it says on stderr comes through here: Java warns of a
+    part of itself that Spark uses, and cannot be told not to."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & os.environ.keys() or "spark.remote" in config:
+        return
+    if SparkContext._gateway is not None:
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(config.items()))
+    readable, writable = os.pipe()
+    threading.Thread(target=_pass_on, args=(readable,), name="spark-stderr", daemon=True).start()
+    try:
+        gateway = launch_gateway(conf, {"stderr": writable})
+    finally:
+        os.close(writable)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _pass_on(readable: int) -> None:
+    with open(readable, "rb") as lines:  # noqa: PTH123 a pipe, not a path
+        for line in lines:
+            if line != INCUBATOR:
+                os.write(2, line)
 
 
 def _quiet() -> dict[str, str]:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from dibs.errors import InvalidOption
 from dibs.settings import mask
 from dibs.spark import schema as schemas
-from dibs.spark.options import ActionOptions, Options, ReadOptions, StreamReadOptions, WriteOptions, parse
+from dibs.spark.options import ActionOptions, Options, ReadOptions, StreamReadOptions, Where, WriteOptions, parse
 from dibs.stores import REMOTE
 
 if TYPE_CHECKING:
@@ -72,13 +72,17 @@ class DibsSource(DataSource):
         return StreamLoadWriter(self._reachable(parse(self.options, WriteOptions)), schema)
 
     def _reachable(self, options: Options) -> Options:
-        """Refuses a store on this machine's disk if executors run on others."""
-        if self.master is not None and not self.master.startswith("local") and not options.url.startswith(REMOTE):
-            raise InvalidOption(
-                f"option url is {mask(options.url)!r}, which the executors of {self.master} do not share: run "
-                "`dibs serve` on the machine that has it, and use http://HOST:PORT"
-            )
+        check_reachable(options, self.master)
         return options
+
+
+def check_reachable(options: Where, master: str | None) -> None:
+    """Refuses a store on this machine's disk if executors run on others."""
+    if master is not None and not master.startswith("local") and not options.url.startswith(REMOTE):
+        raise InvalidOption(
+            f"option url is {mask(options.url)!r}, which the executors of {master} do not share: run "
+            "`dibs serve` on the machine that has it, and use http://HOST:PORT"
+        )
 
 
 def register(spark: SparkSession) -> None:

@@ -26,8 +26,9 @@ from dibs.errors import AppNotFound, InvalidInput
 from dibs.function import TaskFunction
 from dibs.importing import Here
 from dibs.task import Kind, Lease, Progress
+from dibs.worker.outcomes import Ended, error_info
 from dibs.worker.parent import die_with_parent
-from dibs.worker.running import Ended, error_info, run_async, run_sync
+from dibs.worker.running import run_async, run_sync
 
 log = logging.getLogger("dibs.worker")
 

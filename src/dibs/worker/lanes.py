@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from dibs.portal import LoopThread
 from dibs.task import Kind
 from dibs.worker.jobs import Job, Slots
-from dibs.worker.running import Ended, run_async, run_sync
+from dibs.worker.outcomes import Ended
+from dibs.worker.running import run_async, run_sync
 
 Report = Callable[[Sequence[tuple[Job, Ended]]], None]
 

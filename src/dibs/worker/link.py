@@ -1,4 +1,4 @@
-"""A worker's connection to one app's store."""
+"""A connection to a store that lasts: a worker's to that of an app, or anybody's to one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ log = logging.getLogger("dibs.worker")
 
 T = TypeVar("T")
 
+Opener = Callable[[bool], Awaitable[Store]]
+"""Opens a store; told whether to make one that is not there."""
+
 PAUSES = Backoff(base_s=0.2, cap_s=10.0, jitter="equal")
 
 
-class Link:
-    """Asks the store, and asks again when it does not answer: with growing pauses, saying so, and in the end giving
-    up. What it repeats is safe to repeat."""
+class StoreLink:
+    """Asks a store, and asks again when it does not answer: with growing pauses, saying so, and in the end giving up.
+    What it repeats is safe to repeat."""
 
-    def __init__(self, app: Dibs, give_up_s: float, *, create: bool = True) -> None:
-        self.app = app
+    def __init__(self, opener: Opener, name: str, give_up_s: float, *, create: bool = True) -> None:
+        """`name`: of the store, in what is logged."""
+        self._opener = opener
+        self._name = name
         self._give_up_s = give_up_s
         self._store: Store | None = None
         self._opening = asyncio.Lock()
@@ -41,27 +46,29 @@ class Link:
         while True:
             store = None
             try:
-                store = await self._open()
+                store = await self.store()
                 answer = await question(store)
             except (StoreUnavailable, StoreClosed) as error:
-                await self._let_go(store)
+                await self.let_go(store)
                 failures += 1
                 failing_since_s = failing_since_s or time.monotonic()
                 await self._pause(error, failures, time.monotonic() - failing_since_s)
             else:
                 if failures:
-                    log.warning("%r answers again", self.app)
+                    log.warning("%s answers again", self._name)
                 return answer
 
-    async def _open(self) -> Store:
+    async def store(self, *, create: bool = False) -> Store:
+        """Returns the store, opened if it is not; `create`: made, too, if there is none."""
         if self._store is None:
             async with self._opening:
                 if self._store is None:
-                    self._store = await self.app.open(create=self._create)
+                    self._store = await self._opener(create or self._create)
                     self._create = False
         return self._store
 
-    async def _let_go(self, store: Store | None) -> None:
+    async def let_go(self, store: Store | None) -> None:
+        """Has the store opened anew for the next question."""
         if store is not None and self._store is store:
             self._store = None
             with contextlib.suppress(StoreUnavailable, StoreClosed):
@@ -69,13 +76,21 @@ class Link:
 
     async def _pause(self, error: Exception, failures: int, failing_s: float) -> None:
         if failing_s >= self._give_up_s:
-            log.error("%r has not answered for %.0f s: giving up", self.app, failing_s)
+            log.error("%s has not answered for %.0f s: giving up", self._name, failing_s)
             raise error
         pause_s = min(PAUSES.delay_s(failures), self._give_up_s - failing_s)
-        log.warning("%r does not answer (%s); trying again in %.1f s", self.app, error, pause_s)
+        log.warning("%s does not answer (%s); trying again in %.1f s", self._name, error, pause_s)
         await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Lets go of the store."""
         if self._store is not None:
             await self._store.close()
+
+
+class Link(StoreLink):
+    """A worker's link to one app's store."""
+
+    def __init__(self, app: Dibs, give_up_s: float, *, create: bool = True) -> None:
+        super().__init__(lambda create: app.open(create=create), repr(app), give_up_s, create=create)
+        self.app = app

@@ -17,8 +17,8 @@ from dibs.task import ErrorInfo, Kind
 from dibs.worker.child import Order, Told, decode_told, frame
 from dibs.worker.jobs import Job
 from dibs.worker.lanes import Lane, Report
+from dibs.worker.outcomes import Ended, error_info
 from dibs.worker.parent import signal_name
-from dibs.worker.running import Ended, error_info
 
 log = logging.getLogger("dibs.worker")
 

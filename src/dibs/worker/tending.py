@@ -17,7 +17,7 @@ from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, Extended, Heartbeat, LeaseLost, Rejected, Swept, WorkerInfo
 from dibs.worker.jobs import Job, Why
 from dibs.worker.lanes import Lane, LoopLane
-from dibs.worker.link import Link
+from dibs.worker.link import Link, StoreLink
 
 log = logging.getLogger("dibs.worker")
 
@@ -97,7 +97,7 @@ class Pulse:
             self._stop(job, Why.CANCELLED)
 
 
-async def sweep(link: Link) -> None:
+async def sweep(link: StoreLink) -> None:
     """Sweeps the store for ever, so that a queue nobody claims from still moves; unless somebody else sees to it."""
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)

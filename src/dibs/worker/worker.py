@@ -26,8 +26,8 @@ from dibs.worker.claiming import Claimer
 from dibs.worker.jobs import Job, Why
 from dibs.worker.lanes import Lane, LoopLane, ThreadLane
 from dibs.worker.link import Link
+from dibs.worker.outcomes import Ended
 from dibs.worker.processes import ProcessLane
-from dibs.worker.running import Ended
 from dibs.worker.settling import Settler
 from dibs.worker.tending import Pulse, Registrar, sweep, sweep_once
 from dibs.worker.voice import Voice
