@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dibs.errors import InvalidInput, InvalidOption, StoreError
@@ -26,6 +26,20 @@ class Ask(Protocol):
     async def __call__(self, question: Callable[[Store], Awaitable[T]]) -> T: ...
 
 
+def asking(store: Store) -> Ask:
+    """Returns the way to a store that is open."""
+
+    async def ask(question: Callable[[Store], Awaitable[T]]) -> T:
+        return await question(store)
+
+    return ask
+
+
+def new_name() -> str:
+    """Returns a name for a load that is given none."""
+    return f"load-{id_to_text(new_id())}"
+
+
 class Load:
     """Chunks that become visible together, or never.
 
@@ -37,7 +51,7 @@ class Load:
         self._ask = ask
         self._tenant = tenant
         self.named = name is not None
-        self.name = name if name is not None else f"load-{id_to_text(new_id())}"
+        self.name = name if name is not None else new_name()
         self.rows = 0
         self.already = False
         """True once the store said that it knows this load: there is no point in staging more of it."""
@@ -62,10 +76,15 @@ class Load:
             await self._first()
         return chunk_id
 
-    async def commit(self) -> Committed:
-        """Makes everything visible, now and at once."""
+    async def staged(self) -> Sequence[bytes]:
+        """Waits until everything is staged, and returns the ids of the chunks: for a commit that is made elsewhere."""
         while self._in_flight:
             await self._first()
+        return tuple(self._chunk_ids)
+
+    async def commit(self) -> Committed:
+        """Makes everything visible, now and at once."""
+        await self.staged()
         if not self._chunk_ids:
             return Committed(0)
         forget_s = None if self.named else UNNAMED_KEEP_S
