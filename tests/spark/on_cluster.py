@@ -1,0 +1,50 @@
+"""A program for `spark-submit` or Python: a queue filled, read and drained through a server, by any master.
+
+    python -m tests.spark.on_cluster MASTER URL DIRECTORY ROWS
+
+Prints one JSON object. `DIRECTORY` is a store on this machine, which executors elsewhere would not share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.errors import PySparkException
+
+from dibs.spark import drain, session
+
+
+def main(master: str, url: str, directory: str, rows: int) -> dict[str, Any]:
+    """Does everything once, and tells what came of it."""
+    spark = session("cluster", master=master, config={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"})
+    where = {"url": url}
+    told: dict[str, Any] = {}
+    numbers = spark.range(0, rows, 1, 4).selectExpr("id AS n")
+    numbers.write.format("dibs").options(**where, command="square", load="once").mode("append").save()
+    numbers.write.format("dibs").options(**where, command="square", load="once").mode("append").save()
+    read = spark.read.format("dibs").options(**where, view="tasks", payload="n INT", rowsPerPartition="1000").load()
+    told["enqueued"] = read.selectExpr("count(*)", "count(DISTINCT payload.n)").collect()[0].asDict()
+    done = drain(spark, url, "square", _square, form="arrow", payload="n BIGINT", parallelism=4)
+    told["completed"] = done.agg({"completed": "sum"}).collect()[0][0]
+    told["executors"] = spark.range(0, 100, 1, 4).rdd.map(lambda _: os.getppid()).distinct().count()
+    results = spark.read.format("dibs").options(**where, view="results", payload="squared BIGINT").load()
+    told["sum"] = results.selectExpr("sum(result.squared)").collect()[0][0]
+    events = spark.read.format("dibs").options(**where, view="events").load()
+    told["events"] = {row.kind: row["count"] for row in events.groupBy("kind").count().collect()}
+    try:
+        spark.read.format("dibs").options(url=f"lmdb:{directory}").load().count()
+    except PySparkException as error:
+        told["refused"] = str(error)
+    spark.stop()
+    return told
+
+
+def _square(batch: Any) -> list[dict[str, int]]:
+    return [{"squared": n * n} for n in batch["n"].to_pylist()]
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:4], int(sys.argv[4]))))
