@@ -196,7 +196,7 @@ def put(directory: Path, name: str, numbers: range) -> None:
 
 
 def test_a_stream_writes_each_batch_once(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Over restarts; and a batch that Spark repeats, because it does not know that it was committed, changes nothing."""
+    """Over restarts; and a batch that Spark repeats, not knowing that it was committed, changes nothing."""
     files, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     put(files, "a.json", range(1200))
     put(files, "b.json", range(1200, 1300))
@@ -262,8 +262,8 @@ def ended(url: str) -> dict[str, list[str]]:
 
 
 def test_actions(spark: SparkSession, url: str, ended: dict[str, list[str]]) -> None:
-    """Each acts on those it is for and leaves others alone, also where it is repeated or an id is unknown; other columns
-    are not looked at."""
+    """Each acts on those it is for and leaves others alone, also where it is repeated or an id is unknown; other
+    columns are not looked at."""
     everybody = [[one] for ids in ended.values() for one in ids] + [[str(uuid.uuid4())]]
     rows = spark.createDataFrame(everybody, "id STRING").withColumn("error_type", f.lit("x"))
     for _ in range(2):

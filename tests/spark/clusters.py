@@ -1,0 +1,132 @@
+"""``python -m tests.spark.clusters DIR``: writes to the stores DIR/<name> on a cluster of two workers, while tasks
+fail, executors are killed and attempts race each other. Prints a line of JSON for each write.
+
+Executors are on this machine, and may use a store on its disk: what :func:`dibs.spark.register` would refuse for a
+cluster is allowed where it does not know of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from dibs.spark import session
+from dibs.spark.source import DibsSource
+from tests.crash.lifeline import die_with_parent
+from tests.spark.looking import staged_chunks
+from tests.spark.standalone import cluster
+
+ROWS, PARTITIONS = 6000, 2
+PATIENCE_S = 60.0
+#: Where the partition is, in rows, when something happens to it.
+HALF_WAY = 2000
+
+Happens = Callable[[str, Path], None]
+
+
+def fails(_url: str, _marks: Path) -> None:
+    """The task fails, as by a bug in a function before the write."""
+    raise RuntimeError("fails after staging")
+
+
+def dies(_url: str, marks: Path) -> None:
+    """The executor that runs the task is gone at once: its Java process, the parent of the one that forked us."""
+    parent = os.getppid()
+    stat = Path(f"/proc/{parent}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(PATIENCE_S)
+
+
+def dawdles(_url: str, marks: Path) -> None:
+    """The task takes so long that Spark tries another."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        time.sleep(0.1)
+
+
+def main(directory: Path) -> None:
+    """All of it in one session, so that Java starts once."""
+    die_with_parent()
+    with cluster(directory) as master:
+        for name, error in written(master, directory).items():
+            print(json.dumps({"write": name, "error": error}), flush=True)
+
+
+def written(master: str, directory: Path) -> dict[str, str]:
+    """Returns how each of the writes ended."""
+    spark = session(
+        "faults",
+        master=master,
+        config={
+            "spark.driver.host": "127.0.0.1",
+            "spark.executor.memory": "512m",
+            "spark.task.maxFailures": "2",
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.multiplier": "1.1",
+            "spark.speculation.minTaskRuntime": "1s",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+        },
+    )
+    spark.dataSource.register(DibsSource)
+    told = {
+        "failed once": write(spark, directory, "failed-once", fails, once=True),
+        "executor killed": write(spark, directory, "executor-killed", dies, once=True),
+        "speculation": write(spark, directory, "speculation", dawdles, once=True),
+        "failed for good": write(spark, directory, "failed-for-good", fails, once=False),
+    }
+    spark.stop()
+    return told
+
+
+def write(spark: SparkSession, directory: Path, name: str, happens: Happens, *, once: bool) -> str:
+    """Writes rows, of which partition 1 meets with something once a part of it is staged; returns the error."""
+    url, marks = f"lmdb:{directory / name}", directory / f"{name}.marks"
+    marks.mkdir()
+
+    def eventful(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        (marks / f"{context.partitionId()}.{context.attemptNumber()}").touch()
+        rows = 0
+        for batch in batches:
+            yield batch
+            rows += batch.num_rows
+            if rows == HALF_WAY and context.partitionId() == 1 and not (once and context.attemptNumber()):
+                await_staged(url)
+                happens(url, marks)
+
+    rows = spark.range(ROWS, numPartitions=PARTITIONS).selectExpr("id AS n", "repeat('x', 200) AS text")
+    try:
+        (
+            rows.mapInArrow(eventful, rows.schema)
+            .write.format("dibs")
+            .options(url=url, command="fetch")
+            .mode("append")
+            .save()
+        )
+    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+        return str(error)
+    return ""
+
+
+def await_staged(url: str) -> None:
+    """Waits until chunks are staged of both partitions."""
+    until_s = time.monotonic() + PATIENCE_S
+    while staged_chunks(url) < ROWS // PARTITIONS // 1000 + 1:
+        if time.monotonic() > until_s:
+            raise TimeoutError("nothing is staged")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
