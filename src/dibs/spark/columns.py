@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,25 +210,13 @@ def _result_codecs(tasks: Sequence[Task]) -> pa.Array:
 
 
 def _of(field: str, kind: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
-    return lambda values: pa.array([getattr(value, field) for value in values], kind)
-
-
-def _word_of(field: str) -> Callable[[Sequence[Any]], pa.Array]:
-    """A column of text of which there are few different ones."""
-
-    def column(values: Sequence[Any]) -> pa.Array:
-        words: dict[Any, int] = {}
-        codes = np.array([words.setdefault(getattr(value, field), len(words)) for value in values], np.int32)
-        known = pa.array([None if word is None else str(word) for word in words], pa.string())
-        return pa.DictionaryArray.from_arrays(codes, known).dictionary_decode()
-
-    return column
+    find = attrgetter(field)
+    return lambda values: pa.array(list(map(find, values)), kind)
 
 
 def _time_of(field: str) -> Callable[[Sequence[Any]], pa.Array]:
-    return lambda values: pa.array([getattr(value, field) for value in values], pa.timestamp("ms", tz="UTC")).cast(
-        pa.timestamp("us", tz="UTC")
-    )
+    column = _of(field, pa.timestamp("ms", tz="UTC"))
+    return lambda values: column(values).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _error_of(field: str) -> Callable[[Sequence[Task]], pa.Array]:
@@ -269,14 +258,18 @@ _TASK_COLUMNS: dict[str, Callable[[Sequence[Task]], pa.Array]] = {
     "progress": _progress,
     "cancel_requested": _of("cancel_requested", pa.bool_()),
     "timeout_s": _of("timeout_s", pa.float64()),
-    **{name: _word_of(name) for name in ("tenant", "command", "status", "place", "codec", "worker", "reason")},
-    **{name: _of(name, pa.string()) for name in ("key", "limit_key", "traceparent")},
+    **{
+        name: _of(name, pa.string())
+        for name in (
+            "tenant", "command", "status", "place", "codec", "worker", "reason", "key", "limit_key", "traceparent",
+        )
+    },
     **{name: _of(name, pa.int32()) for name in ("priority", "attempts", "max_attempts", "releases", "limit_cost")},
     **{
         name: _time_of(name.replace("_at", "_ms") if name != "kept_until" else "kept_until_ms")
         for name in ("enqueued_at", "due_at", "expires_at", "ended_at", "lease_end_at", "kept_until")
     },
-}
+}  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- queues

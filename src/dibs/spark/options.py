@@ -53,7 +53,7 @@ class ReadOptions(Where, frozen=True, kw_only=True, rename="camel"):
     payload: str = "string"
     """Payloads and results as `string` (text of what is JSON), as `binary` (the bytes as they are), or as columns: a
     schema in Spark's words, such as `url STRING, width INT`."""
-    rows_per_partition: Annotated[int, Meta(ge=1_000, le=1_000_000)] = 50_000
+    rows_per_partition: Annotated[int, Meta(ge=1_000, le=1_000_000)] = 200_000
     """About so many tasks or events are one Spark task's."""
 
 

@@ -163,7 +163,7 @@ class _Taking:
     """A `pushFilters` that Spark calls if it hands filters over, and else takes for its own: where that is switched
     off, as it is unless somebody switches it on, it would refuse to read from a source that has one."""
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
         self._take = take
