@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from dibs import settings
+from dibs.errors import StoreClosed, StoreUnavailable
 from dibs.portal import Portal
 from dibs.settings import mask
 from dibs.stores import open_store
@@ -49,4 +50,15 @@ def link(url: str) -> StoreLink:
 
 
 async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool) -> T:
-    return await question(await link(url).store(create=create))
+    known = link(url)
+    store = await known.store(create=create)
+    try:
+        return await question(store)
+    except (StoreUnavailable, StoreClosed):
+        await known.let_go(store)
+        raise
+
+
+async def itself(store: Store) -> Store:
+    """The question for the store that is open."""
+    return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,6 @@ def _values(returned: Any) -> Sequence[Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value):
+    if value is pd.NA or value is pd.NaT or (isinstance(value, float) and isnan(value)):
         return None
     return value

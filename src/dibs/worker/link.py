@@ -49,7 +49,7 @@ class StoreLink:
                 store = await self.store()
                 answer = await question(store)
             except (StoreUnavailable, StoreClosed) as error:
-                await self._let_go(store)
+                await self.let_go(store)
                 failures += 1
                 failing_since_s = failing_since_s or time.monotonic()
                 await self._pause(error, failures, time.monotonic() - failing_since_s)
@@ -67,7 +67,8 @@ class StoreLink:
                     self._create = False
         return self._store
 
-    async def _let_go(self, store: Store | None) -> None:
+    async def let_go(self, store: Store | None) -> None:
+        """Closes a store that does not answer, so that the next question opens it anew."""
         if store is not None and self._store is store:
             self._store = None
             with contextlib.suppress(StoreUnavailable, StoreClosed):
