@@ -53,8 +53,8 @@ def spark() -> None:
     dibs spark drain shop.images:thumbnails --command thumbnail
     dibs spark drain score.py:score -c score --payload 'n INT, text STRING'
     dibs spark drain score.py:score -c score --max-rows 10000 --max-time 5m
-    dibs spark drain etl:load -c load --url http://TOKEN@queue:8080 \\
-        --master spark://head:7077 --parallelism 64 --json
+    dibs --url http://TOKEN@queue:8080 spark drain etl:load -c load --json
+    dibs spark drain etl:load -c load --master spark://head:7077 --parallelism 64
     """,
 )
 @click.argument("function", metavar="MODULE:FN")

@@ -33,7 +33,7 @@ SUMMARY = (
 )
 
 
-class Plan(Where, frozen=True, kw_only=True):
+class Plan(Where, frozen=True, kw_only=True, rename={}):
     """What is drained, and how: the arguments of `drain`, as they travel to executors."""
 
     command: str

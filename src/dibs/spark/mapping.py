@@ -34,7 +34,7 @@ LOOK_FIRST_S, LOOK_LAST_S = 0.05, 1.0
 """How soon, and how seldom, to look again for tasks that are not known yet."""
 
 
-class Lookup(Where, frozen=True, kw_only=True):
+class Lookup(Where, frozen=True, kw_only=True, rename={}):
     """Where the results of rows are, and how long to wait for them. Travels to executors."""
 
     command: str
@@ -215,9 +215,8 @@ class Waiting(Struct, frozen=True):
                 return found
             if len(unknown) < len(open_keys):
                 # All of them are waited for; the last one put in is likely to be the last to end.
-                last = max(
-                    (found[key] for key in open_keys if key in found), key=lambda task: (task.enqueued_ms, task.id)
-                )
+                known = [found[key] for key in open_keys if key in found]
+                last = max(known, key=lambda task: (task.enqueued_ms, task.id))
                 await self._wait(last.id, left_s if not unknown else min(left_s, pause_s))
             else:
                 await asyncio.sleep(min(left_s, pause_s))

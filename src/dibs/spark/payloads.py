@@ -32,8 +32,8 @@ def arrow_type(name: str, text: str) -> pa.DataType:
 
     for ddl in (f"value {text}", f"value STRUCT<{text}>"):
         try:
-            [field] = StructType.fromDDL(ddl)  # type: ignore[misc]  # it says DataType
-            arrow: pa.DataType = to_arrow_type(field.dataType, timezone="UTC")
+            schema: Any = StructType.fromDDL(ddl)
+            arrow: pa.DataType = to_arrow_type(schema[0].dataType, timezone="UTC")
         except (PySparkException, TypeError):
             continue
         return arrow
@@ -140,5 +140,5 @@ def _shape(kind: pa.DataType) -> Any:
         (types.is_string, str),
     ):
         if matches(kind):
-            return shape | None  # type: ignore[operator]
+            return shape | None
     return Any
