@@ -50,7 +50,7 @@ print(json.dumps(rounds))
 
 @pytest.mark.timeout(180)
 def test_killed_python_workers(url: str, tmp_path: Path) -> None:
-    """Two Python processes are killed with -9 in mid-batch: Spark starts their tasks again, which go on with other rows;
+    """Two Python processes are killed with -9 in mid-batch: Spark starts their tasks again, which go on with others;
     the rows they held are taken back when their leases end, and every row is completed once."""
     ids = fill(url, range(1000))
     program = tmp_path / "program.py"
