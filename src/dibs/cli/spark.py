@@ -53,8 +53,8 @@ def spark() -> None:
     dibs spark drain shop.images:thumbnails --command thumbnail
     dibs spark drain score.py:score -c score --payload 'n INT, text STRING'
     dibs spark drain score.py:score -c score --max-rows 10000 --max-time 5m
-    dibs spark drain etl:load -c load --url http://TOKEN@queue:8080 \\
-        --master spark://head:7077 --parallelism 64 --json
+    dibs --url http://TOKEN@queue:8080 spark drain etl:load -c load --json
+    dibs spark drain etl:load -c load --master spark://head:7077 --parallelism 64
     """,
 )
 @click.argument("function", metavar="MODULE:FN")
@@ -114,7 +114,7 @@ def _travelling(fn: Callable[..., Any]) -> Callable[..., Any]:
     module = sys.modules.get(fn.__module__)
     file = getattr(module, "__file__", None)
     if file is not None and not Path(file).is_relative_to(sysconfig.get_path("purelib")):
-        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return fn
 
 
@@ -153,7 +153,8 @@ def _shown(session: Session, command: str, total: int, before: QueueStats) -> It
 
 
 def _told(error: Exception) -> Exception:
-    """Returns the error that an executor raised, where it is ours: Spark hands on its text, in a long one of its own."""
+    """Returns the error that an executor raised, where it is ours: Spark hands on its text, in a long one of its
+    own."""
     if not type(error).__module__.startswith(("pyspark", "py4j")):
         return error
     found = [(getattr(errors, name, None), text) for name, text in _SAID.findall(str(error))]

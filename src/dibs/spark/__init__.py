@@ -10,7 +10,8 @@
 """
 
 from dibs.spark.drain import drain
+from dibs.spark.mapping import map_rows
 from dibs.spark.session import session
 from dibs.spark.source import register
 
-__all__ = ["drain", "register", "session"]
+__all__ = ["drain", "map_rows", "register", "session"]

@@ -50,13 +50,12 @@ def link(url: str) -> StoreLink:
 
 
 async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool) -> T:
-    here = link(url)
-    store = await here.store(create=create)
+    known = link(url)
+    store = await known.store(create=create)
     try:
         return await question(store)
     except (StoreUnavailable, StoreClosed):
-        # Spark's processes outlive a task: the next one of them opens it anew.
-        await here.let_go(store)
+        await known.let_go(store)
         raise
 
 

@@ -33,7 +33,7 @@ SUMMARY = (
 )
 
 
-class Plan(Where, frozen=True, kw_only=True):
+class Plan(Where, frozen=True, kw_only=True, rename={}):
     """What is drained, and how: the arguments of `drain`, as they travel to executors."""
 
     command: str
@@ -127,7 +127,7 @@ def _check_picklable(fn: Callable[[Any], Any]) -> None:
     if not callable(fn):
         raise InvalidOption(f"fn is a {type(fn).__name__}: give a function of a batch")
     try:
-        cloudpickle.dumps(fn)
+        cloudpickle.dumps(fn)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidOption(
             f"fn cannot be sent to executors ({error}): open connections, locks and the like inside of it"

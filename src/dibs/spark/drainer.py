@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -27,7 +27,6 @@ from dibs.spark import connection
 from dibs.spark.drain import Plan
 from dibs.spark.payloads import array_of
 from dibs.spark.returned import outcomes
-from dibs.stores.protocol import Store
 from dibs.task import (
     Already,
     Extended,
@@ -193,8 +192,8 @@ class Drainer:
         return held
 
     async def _limit(self) -> int:
-        """At most so many: of what is ready, a first or a slow batch takes no more than a share, so that the other Spark
-        tasks have theirs."""
+        """At most so many: of what is ready, a first or a slow batch takes no more than a share, so that the other
+        Spark tasks have theirs."""
         limit = self.plan.batch if self._left is None else min(self.plan.batch, self._left)
         if self._took_s is not None and self._took_s <= QUICK_S:
             return limit

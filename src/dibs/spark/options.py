@@ -105,7 +105,7 @@ class ActionOptions(Where, frozen=True, kw_only=True, rename="camel"):
 Options = TypeVar("Options", bound=Where)
 
 
-def parse(given: Mapping[str, str], kind: type[Options]) -> Options:
+def parse(given: Mapping[str, Any], kind: type[Options]) -> Options:
     """Returns the options as a value of this kind, or says which of them is wrong and what to write."""
     fields = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     named: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from dibs import codec
 from dibs.errors import CodecError, InvalidOption
 
 Data = Sequence[bytes | None]
+_NOTHING = (None, b"", b"null")
 Wrong = dict[int, CodecError]
 """What cannot be read, by its row."""
 
@@ -31,8 +32,8 @@ def arrow_type(name: str, text: str) -> pa.DataType:
 
     for ddl in (f"value {text}", f"value STRUCT<{text}>"):
         try:
-            field = StructType.fromDDL(ddl).fields[0]
-            arrow: pa.DataType = to_arrow_type(field.dataType, timezone="UTC")
+            schema: Any = StructType.fromDDL(ddl)
+            arrow: pa.DataType = to_arrow_type(schema[0].dataType, timezone="UTC")
         except (PySparkException, TypeError):
             continue
         return arrow
@@ -42,38 +43,40 @@ def arrow_type(name: str, text: str) -> pa.DataType:
     )
 
 
-def array_of(data: Data, codecs: Sequence[str], kind: pa.DataType) -> tuple[pa.Array, Wrong]:
-    """Returns values as an array of that type; nothing, and what cannot be read, is null."""
+def array_of(data: Data, codecs: Sequence[str], kind: pa.DataType, *, unquoted: bool = False) -> tuple[pa.Array, Wrong]:
+    """Returns values as an array of that type; nothing, JSON's null, and what cannot be read, is null. `unquoted`: a
+    JSON string is its text where texts are asked for, not its JSON."""
     if pa.types.is_binary(kind):
         return pa.array(data, kind), {}
     if pa.types.is_string(kind):
-        return _texts(data, codecs, kind)
+        return _texts(data, codecs, kind, unquoted)
     return _values(data, codecs, kind)
 
 
-def _texts(data: Data, codecs: Sequence[str], kind: pa.DataType) -> tuple[pa.Array, Wrong]:
-    if set(codecs) <= {"json"}:
+def _texts(data: Data, codecs: Sequence[str], kind: pa.DataType, unquoted: bool) -> tuple[pa.Array, Wrong]:
+    if set(codecs) <= {"json"} and not unquoted:
         try:
-            return pa.array([one or None for one in data], pa.binary()).cast(kind), {}
+            return pa.array([None if one in _NOTHING else one for one in data], pa.binary()).cast(kind), {}
         except pa.ArrowInvalid:  # not UTF-8: whose it is shows below
             pass
     wrong: Wrong = {}
     texts: list[str | None] = [None] * len(data)
     for row, (one, name) in enumerate(zip(data, codecs, strict=True)):
         try:
-            texts[row] = None if not one else _text(one, name)
+            texts[row] = None if one is None or one in _NOTHING else _text(one, name, unquoted)
         except CodecError as error:
             wrong[row] = error
     return pa.array(texts, kind), wrong
 
 
-def _text(data: bytes, name: str) -> str:
-    if name in ("json", "raw"):
+def _text(data: bytes, name: str, unquoted: bool) -> str:
+    if name == "raw" or (name == "json" and not (unquoted and data.lstrip()[:1] == b'"')):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
             raise CodecError(f"these bytes are not text ({error}): ask for them as 'binary'") from None
-    return msgspec.json.encode(codec.decode(data, name)).decode()
+    value = codec.decode(data, name)
+    return value if unquoted and isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _values(data: Data, codecs: Sequence[str], kind: pa.DataType) -> tuple[pa.Array, Wrong]:
@@ -137,5 +140,5 @@ def _shape(kind: pa.DataType) -> Any:
         (types.is_string, str),
     ):
         if matches(kind):
-            return shape | None  # type: ignore[operator]
+            return shape | None
     return Any

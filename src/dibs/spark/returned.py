@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -76,21 +77,28 @@ def _check_length(count: int, wanted: int, what: str) -> None:
 def _values(returned: Any) -> Sequence[Any]:
     """Returns a column as plain values; what pandas calls missing is None."""
     if isinstance(returned, pa.Array | pa.ChunkedArray):
-        return returned.to_pylist()  # type: ignore[no-any-return]
+        return _listed(returned)
     if isinstance(returned, np.ndarray):
         returned = pd.Series(list(returned) if returned.ndim > 1 else returned)
     if isinstance(returned, pd.Series):
         if returned.dtype != object:
-            return pa.Array.from_pandas(returned).to_pylist()  # type: ignore[no-any-return]
+            return _listed(pa.Array.from_pandas(returned))
         return [_plain(value) for value in returned]
     if isinstance(returned, list | tuple):
         return [_plain(value) for value in returned]
     raise TypeError(f"the function returned a {type(returned).__name__}: {_FORMS}")
 
 
+def _listed(array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_timestamp(array.type) and array.type.unit == "ns":  # which Python's own times have not
+        array = array.cast(pa.timestamp("us", array.type.tz), safe=False)
+    values: list[Any] = array.to_pylist()
+    return values
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value):
+    if value is pd.NA or value is pd.NaT or (isinstance(value, float) and isnan(value)):
         return None
     return value

@@ -80,14 +80,14 @@ def _start_java(config: dict[str, str]) -> None:
     readable, writable = os.pipe()
     threading.Thread(target=_pass_on, args=(readable,), name="spark-stderr", daemon=True).start()
     try:
-        gateway = launch_gateway(conf, {"stderr": writable})
+        gateway = launch_gateway(conf, {"stderr": writable})  # type: ignore[no-untyped-call]
     finally:
         os.close(writable)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _pass_on(readable: int) -> None:
-    with open(readable, "rb") as lines:  # noqa: PTH123 a pipe, not a path
+    with open(readable, "rb") as lines:
         for line in lines:
             if line != INCUBATOR:
                 os.write(2, line)

@@ -68,7 +68,7 @@ class StoreLink:
         return self._store
 
     async def let_go(self, store: Store | None) -> None:
-        """Has the store opened anew for the next question."""
+        """Closes a store that does not answer, so that the next question opens it anew."""
         if store is not None and self._store is store:
             self._store = None
             with contextlib.suppress(StoreUnavailable, StoreClosed):
