@@ -1,4 +1,4 @@
-"""A table of pages goes through the queue and comes back with a result for each; what failed is grouped, mended, replayed.
+"""A table of pages goes through the queue and comes back with results; what failed is grouped, mended and replayed.
 
     python examples/spark_pipeline.py [NUMBER_OF_PAGES]
 
@@ -25,7 +25,7 @@ app = Dibs(URL)
 servers = {"a.example": "nginx", "b.example": "caddy"}
 
 
-@app.task(max_attempts=1)
+@app.task(name="inspect")
 def inspect(url: str, depth: int) -> dict[str, object]:
     """What a crawler would do, without a network: knows the servers of two hosts."""
     host = urlsplit(url).hostname or ""
@@ -42,14 +42,16 @@ def view(spark: SparkSession, name: str, **options: str) -> DataFrame:
 def main(count: int) -> None:
     """Loads, works, joins, groups, mends and replays."""
     spark = session("pages")
+    host = sf.element_at(sf.array(*map(sf.lit, "abc")), (sf.col("id") % 3 + 1).cast("int"))
     pages = spark.range(count).select(
-        sf.format_string("https://%s.example/%d", sf.element_at(sf.array(*map(sf.lit, "abc")), (sf.col("id") % 3 + 1).cast("int")), "id").alias("url"),
+        sf.format_string("https://%s.example/%d", host, "id").alias("url"),
         (sf.col("id") % 10).cast("int").alias("depth"),
     )
 
     print(f"1. {pages.count():,} rows become tasks, all of them or none")
     tasks = pages.select(sf.struct("url", "depth").alias("payload"), sf.col("url").alias("key"))
-    tasks.write.format("dibs").options(url=URL, command="inspect", load="pages-of-today").mode("append").save()
+    once = {"command": "inspect", "load": "pages-of-today", "maxAttempts": "1"}
+    tasks.write.format("dibs").options(url=URL, **once).mode("append").save()
 
     print("2. workers do them")
     app.drain()

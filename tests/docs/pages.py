@@ -39,8 +39,18 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def python_blocks() -> list[Block]:
-    """Every Python block of every page. Python that is shown and not meant to run is fenced as `py`."""
-    return [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    """Every Python block of every page but those about Spark. Python that is shown and not meant to run is fenced as
+    `py`."""
+    return [block for page in PAGES for block in blocks(page) if block.language == "python" and not _is_spark(page)]
+
+
+def spark_programs() -> list[Block]:
+    """Every Python block that needs a Spark session."""
+    return [block for page in PAGES for block in blocks(page) if block.language == "python" and _is_spark(page)]
+
+
+def _is_spark(page: Path) -> bool:
+    return page.name.startswith("spark")
 
 
 def prose(page: Path) -> str:
