@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from dibs.stores import open_store
-from tests.spark.clusters import PARTITIONS, ROWS
-from tests.spark.looking import seen, staged_chunks, tasks
+from tests.spark.clusters import ROWS
+from tests.spark.looking import seen, tasks
 from tests.spark.streams import ROWS_PER_BATCH
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -49,12 +49,9 @@ def test_executors_fail_in_every_way(tmp_path: Path) -> None:
         url = f"lmdb:{tmp_path / name}"
         assert seen(url) == Counter(range(ROWS)), name
         attempts[name] = sorted(path.name for path in (tmp_path / f"{name}.marks").iterdir())
-        # What the attempt staged that did not count is still there, unseen: two thousand rows, less those in flight.
-        assert staged_chunks(url) > 0 or name == "failed-once"
     assert all({"1.0", "1.1"} <= set(names) for names in attempts.values()), attempts
     assert "fails after staging" in told["failed for good"]
     assert tasks(f"lmdb:{tmp_path / 'failed-for-good'}") == []
-    assert len([*(tmp_path / "failed-for-good.marks").glob("1.*")]) >= PARTITIONS
 
 
 @pytest.mark.timeout(240)
