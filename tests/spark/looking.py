@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from dibs.codec import decode
 from dibs.stores import open_store
-from dibs.stores.ordered.chunks import decode_head
 from dibs.stores.ordered.engine import ReadTxn
 from dibs.stores.ordered.keys import end_of, tenant_keys
+from dibs.stores.ordered.records import decode_head
 from dibs.stores.ordered.store import OrderedStore
 from dibs.stores.protocol import Store
 from dibs.task import Task

@@ -249,8 +249,8 @@ def ended(url: str) -> dict[str, list[str]]:
         for what, kind, count in (("dead", Kind.FAIL, 1100), ("done", Kind.COMPLETE, 3), ("ready", None, 3)):
             put = await store.enqueue("default", [NewTask(command="fetch", payload=b"1") for _ in range(count)])
             ids[what] = [id_to_text(one.id) for one in put]
-            left = count if kind else 0
-            while left:
+            left = count
+            while kind is not None and left:
                 leases = await store.claim("default", ["fetch"], limit=BATCH_MAX)
                 left -= len(leases)
                 await store.settle(

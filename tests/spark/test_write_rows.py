@@ -27,7 +27,9 @@ UTC = dt.UTC
 
 def schema(ddl: str) -> StructType:
     """A schema in Spark's words."""
-    return StructType.fromDDL(ddl)
+    parsed = StructType.fromDDL(ddl)
+    assert isinstance(parsed, StructType)
+    return parsed
 
 
 def options(**given: Any) -> WriteOptions:

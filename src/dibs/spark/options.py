@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -81,7 +81,7 @@ class WriteOptions(Where, frozen=True, kw_only=True, rename="camel"):
     """Deliveries before a task becomes a dead letter."""
     delay_seconds: Seconds = 0.0
     """Invisible for so long, from the commit on."""
-    expires_seconds: Seconds | None = None
+    expires_seconds: Annotated[float, Meta(ge=0.001, le=DELAY_HORIZON_S)] | None = None
     """What has not started by then ends cancelled."""
     result_ttl_seconds: Seconds | None = None
     """How long results are kept."""
@@ -90,7 +90,7 @@ class WriteOptions(Where, frozen=True, kw_only=True, rename="camel"):
     app_id: str | None = None
     """The name of the stream's load. Without it: the id of the streaming query, which lives as long as its checkpoint.
     Streams only."""
-    bad_rows: str = "fail"
+    bad_rows: Annotated[str, Meta(min_length=1)] = "fail"
     """`fail`: the first row that cannot become a task fails the job, and names itself. Else a directory (or URI) that
     driver and executors reach: such rows are set aside there as JSON lines, and the others are enqueued."""
 
@@ -119,7 +119,7 @@ def parse(given: Mapping[str, Any], kind: type[Options]) -> Options:
     try:
         options = msgspec.convert(named, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidOption(_told(str(error), named)) from None
+        raise InvalidOption(_told(str(error), named, kind)) from None
     _check(options)
     return options
 
@@ -132,12 +132,19 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"option {name} is not known here: {advice}"
 
 
-def _told(error: str, named: Mapping[str, Any]) -> str:
+def _told(error: str, named: Mapping[str, Any], kind: type[Where]) -> str:
     at = _FIELD_AT.search(error)
     if at is None:
         return f"the options cannot be read: {error}"
     name, said = at[1], _FIELD_AT.sub("", error)
-    return f"option {name} is {named.get(name)!r}: {said[:1].lower()}{said[1:]}"
+    [words] = [_words(field.type) for field in msgspec.structs.fields(kind) if field.encode_name == name]
+    advice = f"use one of {', '.join(words)}" if words else f"{said[:1].lower()}{said[1:]}"
+    return f"option {name} is {named.get(name)!r}: {advice}"
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that an option can be, where it is one of a few."""
+    return [one for part in (kind, *get_args(kind)) if get_origin(part) is Literal for one in get_args(part)]
 
 
 def _check(options: Where) -> None:
