@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -289,7 +289,7 @@ class Tasks:
     def _of_values(self, column: pa.Array, batch: pa.RecordBatch, bad: dict[int, InvalidInput]) -> list[bytes]:
         codec = self._plan.task.codec
         try:
-            values = to_python(column)
+            values = to_python(column, object_type)
         except _NO_TYPE:
             values = [self._try(row, bad, _one, column, row) for row in range(batch.num_rows)]
         if codec == "json" and not bad and _is_faithful(column):
@@ -343,38 +343,62 @@ def _repacked(text: bytes) -> bytes:
 # ----------------------------------------------------------------------------------------------- columns as values
 
 
-def to_python(column: pa.Array) -> list[Any]:
-    """Returns the values of a column: structs and maps as dicts, arrays as lists. Nested ones are made by column, too,
-    which Arrow itself does row by row where there are maps."""
-    kind = column.type
-    made: list[Any]
-    if pa.types.is_struct(kind):
-        names = [field.name for field in kind]
-        children = [to_python(child) for child in column.flatten()]
-        made = [dict(zip(names, one, strict=True)) for one in zip(*children, strict=True)] or [{}] * len(column)
-    elif pa.types.is_map(kind):
-        offsets, (keys, items) = _inside(column, column.keys, column.items)
-        made = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(offsets)]
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets, [values] = _inside(column, column.values)
-        made = [values[a:b] for a, b in pairwise(offsets)]
-    else:
+Maker = Callable[[tuple[str, ...]], Callable[..., Any]]
+"""Tells, for names of fields, what makes one value of theirs."""
+
+
+def dict_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Structs as dicts."""
+    return lambda *values: dict(zip(names, values, strict=True))
+
+
+@lru_cache(maxsize=256)
+def object_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Structs as what codecs take for objects, made and encoded in a fraction of the time that dicts need."""
+    fields = [(f"field_{number}", Any) for number in range(len(names))]
+    rename = {field: name for (field, _), name in zip(fields, names, strict=True)}
+    try:
+        return msgspec.defstruct("Row", fields, rename=rename, gc=False)
+    except ValueError:  # of names that are not unique, or have to be escaped
+        return dict_type(names)
+
+
+def to_python(column: pa.Array, maker: Maker = dict_type) -> list[Any]:
+    """Returns the values of a column: structs as `maker` has them, maps as dicts, arrays as lists. Nested ones are made
+    by column, too, which Arrow itself does row by row where there are maps."""
+    if not pa.types.is_nested(column.type):
         return list(column.to_pylist())
+    children = [to_python(child, maker) for child in _children(column)]
+    made: list[Any]
+    if pa.types.is_struct(column.type):
+        make = maker(tuple(field.name for field in column.type))
+        made = [*starmap(make, zip(*children, strict=True))] if children else [make() for _ in range(len(column))]
+    else:
+        offsets = column.offsets.to_pylist()
+        places = pairwise([offset - offsets[0] for offset in offsets])
+        if pa.types.is_map(column.type):
+            keys, items = children
+            made = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in places]
+        else:
+            [values] = children
+            made = [values[a:b] for a, b in places]
     if column.null_count:
         return [one if valid else None for one, valid in zip(made, column.is_valid().to_pylist(), strict=True)]
     return made
 
 
-def _inside(column: pa.Array, *children: pa.Array) -> tuple[list[int], list[list[Any]]]:
-    """Returns where the lists of a column begin and end, and the values that its own rows have of its children."""
-    offsets = column.offsets.to_pylist()
-    first, length = offsets[0], offsets[-1] - offsets[0]
-    return [offset - first for offset in offsets], [to_python(child.slice(first, length)) for child in children]
+def _children(column: pa.Array) -> Sequence[pa.Array]:
+    """Returns what a struct, list or map has inside: of its own rows alone, where it is a part of a larger one."""
+    if pa.types.is_struct(column.type):
+        return list(column.flatten())
+    first, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    inside = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    return [child.slice(first, end - first) for child in inside]
 
 
 def _one(column: pa.Array, row: int) -> Any:
     try:
-        return to_python(column.slice(row, 1))[0]
+        return to_python(column.slice(row, 1), object_type)[0]
     except _NO_TYPE as error:
         raise CodecError(f"it has a value that Python has no type for ({error})") from error
 
@@ -387,12 +411,8 @@ def _fields(names: Sequence[str], batch: pa.RecordBatch) -> pa.Array:
 def _is_faithful(column: pa.Array) -> bool:
     """Whether JSON has a word for each value, found out by column: it has none for bytes, NaN and infinities."""
     kind = column.type
-    if pa.types.is_struct(kind):
-        return all(map(_is_faithful, column.flatten()))
-    if pa.types.is_map(kind):
-        return _is_faithful(column.keys) and _is_faithful(column.items)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _is_faithful(column.values)
+    if pa.types.is_nested(kind):
+        return all(map(_is_faithful, _children(column)))
     if pa.types.is_floating(kind):
         return pc.all(pc.is_finite(column), min_count=0).as_py() is not False
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)) or column.null_count == len(column)
