@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 from dibs.ids import id_to_text
 from dibs.task import BATCH_MAX, Kind, NewTask, Place, Settlement, Status
+from tests.server.running import ServerProcess
 from tests.spark.looking import look, seen, staged_chunks, tasks, values
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -109,6 +110,20 @@ def test_shards(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(3000, numPartitions=2).selectExpr("id AS n", "concat('k', id) AS key")
     write(rows, f"shards:{tmp_path / 'set'}?n=2")
     assert seen(f"shards:{tmp_path / 'set'}") == Counter(range(3000))
+
+
+def test_a_server(spark: SparkSession, tmp_path: Path) -> None:
+    """Executors reach a server's store by its URL, with the same promises and the server's own limits."""
+    rows = spark.range(2500, numPartitions=2).selectExpr(
+        "if(id = 5, repeat('x', 2000000), concat('{\"n\": ', id, '}')) AS payload", "concat('k', id) AS key"
+    )
+    with ServerProcess(tmp_path) as server:
+        server.start().until_serves()
+        for _ in range(2):
+            write(rows.where("key != 'k5'"), server.url, load="once")
+        assert "PayloadTooLarge: row 5 of partition 0" in refused(rows, server.url, codec="raw")
+    assert seen(f"lmdb:{tmp_path / 'store'}") == Counter(set(range(2500)) - {5})
+    assert staged_chunks(f"lmdb:{tmp_path / 'store'}") == 0
 
 
 def test_a_bad_row_fails_the_job_and_names_itself(spark: SparkSession, url: str) -> None:

@@ -136,6 +136,21 @@ def test_what_json_cannot_say_is_a_bad_row_wherever_it_stands() -> None:
     assert str(result.bad[2]).startswith("json cannot carry bytes (at $['b'])")
 
 
+def test_rows_of_a_part_do_not_meet_those_of_another() -> None:
+    """What is wrong in one part of a batch is no matter to the others; names that JSON must escape are escaped."""
+    kind = pa.struct([('a"b', pa.map_(pa.int32(), pa.float64())), ("c", pa.list_(pa.struct([("d", pa.binary())])))])
+    rows: list[Any] = [{'a"b': [(n, 0.5)], "c": [{"d": None}] * (n % 2)} for n in range(1500)]
+    rows[1200] = {'a"b': [(1, float("-inf"))], "c": None}
+    tasks = Tasks(
+        plan(options(), schema('payload STRUCT<`a"b`: MAP<INT, DOUBLE>, c: ARRAY<STRUCT<d: BINARY>>>')), Limits()
+    )
+    first, second = (tasks.made_of(part) for part in parts([pa.record_batch({"payload": pa.array(rows, kind)})]))
+    assert not first.bad
+    assert [*second.bad] == [200]
+    assert first.chunks[0].payloads[:2] == [b'{"a\\"b":{"0":0.5},"c":[]}', b'{"a\\"b":{"1":0.5},"c":[{"d":null}]}']
+    assert second.chunks[0].payloads[-1] == b'{"a\\"b":{"1499":0.5},"c":[{"d":null}]}'
+
+
 def test_a_time_that_python_cannot_hold_is_a_bad_row() -> None:
     """A timestamp past the year 9999 spoils its own row only."""
     at = pa.array([0, 1 << 62], pa.int64()).cast(pa.timestamp("us", "UTC"))
