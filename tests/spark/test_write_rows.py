@@ -17,7 +17,8 @@ from dibs.checks import CHUNK_MAX_BYTES, Limits
 from dibs.errors import InvalidOption
 from dibs.spark.options import WriteOptions
 from dibs.spark.rows import Made, Plan, Tasks, parts, plan
-from dibs.task import NewTask, Rows
+from dibs.spark.sink import Loading, Written
+from dibs.task import CHUNKS_MAX, NewTask, Rows
 
 # Spark itself reads what schemas say.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
@@ -65,7 +66,7 @@ def test_every_type_reads_back_as_json_says_it() -> None:
          None,
          {"m": None, "d": None, "t": None, "c": None, "s": None}],
         pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.int32()))), ("d", pa.date32()),
-                   ("t", pa.timestamp("us", "UTC")), ("c", pa.decimal128(10, 2)),
+                   ("t", pa.timestamp("us", "America/New_York")), ("c", pa.decimal128(10, 2)),
                    ("s", pa.struct([("x", pa.bool_())]))]),
     )  # fmt: skip
     ddl = "payload STRUCT<m: MAP<STRING, ARRAY<INT>>, d: DATE, t: TIMESTAMP, c: DECIMAL(10,2), s: STRUCT<x: BOOLEAN>>"
@@ -157,6 +158,13 @@ def test_a_time_that_python_cannot_hold_is_a_bad_row() -> None:
     result = made(plan(options(), schema("at TIMESTAMP")), at=at)
     assert [rows.payloads for rows in result.chunks] == [[b'{"at":"1970-01-01T00:00:00Z"}']]
     assert "Python has no type for" in str(result.bad[1])
+
+
+def test_a_load_of_too_many_chunks() -> None:
+    """The commit is refused with what to do, before the store is asked."""
+    loading = Loading("lmdb:x", plan(options(), schema("n INT")), None)
+    with pytest.raises(InvalidOption, match=r"at most 100,000 chunks, and this one 100,001: write it in several parts"):
+        loading.commit("many", 0, [Written("many", 0, [bytes(16)] * (CHUNKS_MAX + 1), 1)])
 
 
 def test_options_of_rows() -> None:
