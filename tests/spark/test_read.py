@@ -177,7 +177,7 @@ def test_filters_of_events(spark: SparkSession, shop: str) -> None:
 def test_spark_tells_which_filters_it_handed_over(spark: SparkSession, shop: str) -> None:
     """What is taken is not done again by Spark; what is not, is."""
     frame = view(spark, shop, "tasks").filter("status = 'FAILED' AND priority = 3")
-    plan = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    plan = frame._jdf.queryExecution().executedPlan().toString()
     done = [line for line in plan.splitlines() if "Filter (" in line]
     assert "priority" in "".join(done)
     assert "status" not in "".join(done)

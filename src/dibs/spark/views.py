@@ -240,7 +240,8 @@ async def _by_places(store: Store, tenant: str, wanted: Wanted) -> list[Scan] | 
     if not places or "place" in wanted.words:
         return None
     scans: list[Scan] = []
-    for queue in (await store.stats(tenant)).queues:
+    commands = sorted(wanted.words.get("command", ()))
+    for queue in (await store.stats(tenant, commands if 0 < len(commands) <= BATCH_MAX else None)).queues:
         count = sum(_count(queue, place) for place in places)
         if count and wanted.allows("command", queue.command):
             scans.append(Scan(tenant, count, command=queue.command, places=places))
