@@ -70,7 +70,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def reader(url: str, view: str, *filters: Filter, **options: str) -> tuple[ViewReader, list[Filter]]:
     """A reader that was handed filters, and those that it left to Spark."""
-    made = ViewReader(parse({"url": url, "view": view} | options, ReadOptions), ID)
+    made = ViewReader(parse({"url": url, "view": view, "pushFilters": "true"} | options, ReadOptions), ID)
     left = list(made.pushFilters(list(filters)))
     return pickle.loads(pickle.dumps(made)), left
 

@@ -133,6 +133,11 @@ def test_one_tenants_events(spark: SparkSession, url: str, tmp_path: Path) -> No
             time.sleep(LOOK_S)
     read_now(events(spark, url, tenant="acme", maxEventsPerTrigger=100), tmp_path)
     assert seen(spark, tmp_path) == journal(url, "acme")
+    read_now(events(spark, url, kind="claimed,completed"), tmp_path / "kinds")
+    some = look(url, all_events)
+    assert seen(spark, tmp_path / "kinds") == Counter(
+        (shard, event.cursor) for shard, event in some if event.kind in ("claimed", "completed")
+    )
 
 
 def enqueue(url: str, count: int = 3) -> None:
