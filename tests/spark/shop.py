@@ -70,10 +70,10 @@ async def _fill_tenant(store: Store, tenant: str, loaded: int) -> None:
         Kind.COMPLETE,
         b'{"ok": true}',
     )
-    payloads = [
+    mixed = [
         NewTask(command="mixed", payload=data, codec=codec, key=f"k{n}") for n, (data, codec) in enumerate(PAYLOADS)
     ]
-    await store.enqueue(tenant, payloads)
+    await store.enqueue(tenant, mixed)
     await store.enqueue(tenant, [NewTask(command="later", delay_s=3_600, priority=7, traceparent="00-ab-cd-01")] * 3)
     await store.enqueue(tenant, [NewTask(command="work", limit_key="host", limit_cost=3, timeout_s=2.5, expires_s=9e5)])
     await store.enqueue(tenant, [NewTask(command="work", payload=b"%d" % n, max_attempts=2) for n in range(40)])

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import lit
 
-from dibs.spark.source import FILTER_PUSHDOWN
+from dibs.errors import InvalidOption
+from dibs.spark.options import ReadOptions, parse
 from dibs.task import Task
 from tests.server.running import ServerProcess
 from tests.spark.looking import look
-from tests.spark.shop import PAYLOADS, all_events, all_tasks, ended, event_row, fill, result_row, task_row
+from tests.spark.shop import DEAD, PAYLOADS, all_events, all_tasks, ended, event_row, fill, result_row, task_row
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+SWITCH = "spark.sql.python.filterPushdown.enabled"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +36,17 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
+@pytest.fixture
+def handing_over(spark: SparkSession) -> Iterator[None]:
+    """Spark hands filters over, which it does not do by itself."""
+    spark.conf.set(SWITCH, "true")
+    yield
+    spark.conf.unset(SWITCH)
+
+
 def view(spark: SparkSession, url: str, name: str, schema: str | None = None, **options: Any) -> DataFrame:
     """A view of a store."""
-    reader = spark.read.format("dibs").options(url=url, view=name, **options)
+    reader = spark.read.format("dibs").options(**{"url": url, "view": name} | options)
     return (reader if schema is None else reader.schema(schema)).load()
 
 
@@ -127,6 +143,7 @@ TASK_FILTERS = [
 ]
 
 
+@pytest.mark.usefixtures("handing_over")
 def test_filters_give_the_rows_that_spark_would_have_kept(spark: SparkSession, shop: str) -> None:
     """Handed over or not, a filter keeps the same rows."""
     whole = view(spark, shop, "tasks", tenant="*").cache()
@@ -148,18 +165,18 @@ def test_filters_give_the_rows_that_spark_would_have_kept(spark: SparkSession, s
             for how in ("=", "<", "<=", ">", ">=")
         ),
     ]
-    for one in filters:
-        expected = Counter(row.id for row in whole.filter(one).select("id").collect())
-        found = Counter(row.id for row in view(spark, shop, "tasks", tenant="*").filter(one).select("id").collect())
-        assert found == expected, one
+    assert _kept(lambda: view(spark, shop, "tasks", tenant="*", pushFilters=True), filters) == _kept(
+        lambda: whole, filters
+    )
     whole.unpersist()
 
 
+@pytest.mark.usefixtures("handing_over")
 def test_filters_of_events(spark: SparkSession, shop: str) -> None:
     """The same for events, by tenant, command, kind, shard and time."""
     whole = view(spark, shop, "events", tenant="*").cache()
     time = whole.selectExpr("percentile_approx(at, 0.5)").first()[0]  # type: ignore[index]
-    for one in (
+    filters = [
         "kind = 'claimed' AND tenant = 'acme'",
         "kind IN ('failed', 'cancelled') AND error_type = 'ValueError'",
         "command = 'load' AND shard = 1",
@@ -168,30 +185,89 @@ def test_filters_of_events(spark: SparkSession, shop: str) -> None:
         f"at > timestamp'{time}' AND tenant <> 'zeta'",
         f"at <= timestamp'{time}'",
         f"at = timestamp'{time}'",
-    ):
-        found = view(spark, shop, "events", tenant="*", rowsPerPartition=1_000).filter(one)
-        assert rows(found) == rows(whole.filter(one)), one
+    ]
+    handed = _kept(lambda: view(spark, shop, "events", tenant="*", rowsPerPartition=3_000, pushFilters=True), filters)
+    assert handed == _kept(lambda: whole, filters)
     whole.unpersist()
 
 
-def test_spark_tells_which_filters_it_handed_over(spark: SparkSession, shop: str) -> None:
-    """What is taken is not done again by Spark; what is not, is."""
-    frame = view(spark, shop, "tasks").filter("status = 'FAILED' AND priority = 3")
-    plan = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+def _kept(load: Callable[[], DataFrame], filters: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Which rows each filter keeps, by one query, each of a DataFrame of its own."""
+    parts = [load().filter(one).select(lit(one), "id") for one in filters]
+    return Counter((row[0], row[1]) for row in reduce(DataFrame.unionAll, parts).collect())
+
+
+@pytest.mark.usefixtures("handing_over")
+def test_what_is_taken_is_not_done_again(spark: SparkSession, shop: str) -> None:
+    """Spark itself does what is left."""
+    frame = view(spark, shop, "tasks", pushFilters=True).filter("status = 'FAILED' AND priority = 3")
+    plan = frame._jdf.queryExecution().executedPlan().toString()
     done = [line for line in plan.splitlines() if "Filter (" in line]
     assert "priority" in "".join(done)
     assert "status" not in "".join(done)
 
 
-def test_filters_need_not_be_handed_over(spark: SparkSession, shop: str) -> None:
-    """Where Spark's switch is off, everything is read, and the rows are the same."""
-    with_it = view(spark, shop, "dead", tenant="*").filter("tenant = 'acme'").count()
-    spark.conf.set(FILTER_PUSHDOWN, "false")
-    try:
-        without = view(spark, shop, "dead", tenant="*").filter("tenant = 'acme'").count()
-    finally:
-        spark.conf.set(FILTER_PUSHDOWN, "true")
-    assert with_it == without > 0
+def test_taking_filters_needs_sparks_switch(spark: SparkSession, shop: str) -> None:
+    """Where it is off, Spark says how to put it on."""
+    with pytest.raises(AnalysisException, match=re.escape(SWITCH)):
+        view(spark, shop, "dead", pushFilters=True).collect()
+
+
+@pytest.mark.usefixtures("handing_over")
+def test_a_dataframe_may_be_used_with_several_filters(spark: SparkSession, shop: str) -> None:
+    """Although Spark gives all parts of a query, and the queries after it, the rows of the filters it handed over last:
+    by themselves, readers take none."""
+    frame = view(spark, shop, "dead", tenant="*")
+    first, second = frame.filter("tenant = 'acme'"), frame.filter("tenant = 'zeta'")
+    assert Counter(row.tenant for row in first.unionAll(second).select("tenant").collect()) == {
+        "acme": DEAD,
+        "zeta": DEAD,
+    }
+    assert first.count() == DEAD
+    assert frame.count() == 3 * DEAD
+
+
+def test_options_narrow_a_read(spark: SparkSession, shop: str) -> None:
+    """To queues, statuses, kinds and times, without a filter."""
+    tasks = [task_row(task) for task in look(shop, all_tasks)]
+    events = [event_row(*one) for one in look(shop, all_events)]
+    middle = sorted(task["enqueued_at"] for task in tasks)[len(tasks) // 2]
+    for options, rest in (
+        ({"command": "work, mixed"}, [one for one in tasks if one["command"] in ("work", "mixed")]),
+        ({"command": "load", "status": "PENDING"}, [
+            one for one in tasks if (one["command"], one["status"]) == ("load", "PENDING")]),
+        ({"status": "COMPLETED,CANCELLED"}, [one for one in tasks if one["status"] in ("COMPLETED", "CANCELLED")]),
+        ({"since": f"{middle.isoformat()}Z"}, [one for one in tasks if one["enqueued_at"] >= middle]),
+        ({"until": middle.isoformat(), "command": "load"}, [
+            one for one in tasks if one["enqueued_at"] < middle and one["command"] == "load"]),
+        ({"view": "results", "until": "2020-01-01T00:00:00+02:00"}, []),
+        ({"view": "dead", "command": "work", "since": "2020-01-01T00:00:00Z"}, [
+            one for one in tasks if one["place"] == "dead"]),
+        ({"view": "events", "kind": "failed,cancelled", "command": "work"}, [
+            one for one in events if one["kind"] in ("failed", "cancelled") and one["command"] == "work"]),
+        ({"view": "queues", "command": "work"}, [{"id": None}] * 3),
+    ):  # fmt: skip
+        frame = view(spark, shop, **{"name": options.get("view", "tasks"), "tenant": "*"} | options)
+        found = Counter(row.id for row in frame.collect()) if "id" in frame.columns else Counter({None: frame.count()})
+        assert found == Counter(one["id"] for one in rest), options
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"command": "a,b c"}, "option command"),
+        ({"status": "READY"}, "option status is 'READY': use PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED"),
+        ({"view": "dead", "status": "FAILED"}, "option status is for tasks and results: the view is dead"),
+        ({"view": "tasks", "kind": "claimed"}, "option kind is for events: the view is tasks"),
+        ({"view": "events", "kind": "nonsense"}, "option kind is 'nonsense': use enqueued"),
+        ({"since": "yesterday"}, "option since is 'yesterday'"),
+        ({"view": "queues", "until": "2020-01-01T00:00:00Z"}, "the view is queues"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, str], said: str) -> None:
+    """They are told with what to write instead."""
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        parse({"url": "lmdb:x"} | options, ReadOptions)
 
 
 # ----------------------------------------------------------------------------------------------- payloads and schemas

@@ -47,7 +47,7 @@ from dibs.codec import encode
 from dibs.ids import id_to_text, new_ids
 from dibs.spark.columns import event_batch, id_texts
 from dibs.spark.options import ReadOptions, parse
-from dibs.spark.payload import Fields
+from dibs.spark.permissive import Fields
 from dibs.spark.views import BATCH_ROWS, ViewReader
 from dibs.spark.wanted import Wanted
 from dibs.task import BATCH_MAX, EventKind, EventRun, Place, Status, Task
@@ -70,7 +70,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def reader(url: str, view: str, *filters: Filter, **options: str) -> tuple[ViewReader, list[Filter]]:
     """A reader that was handed filters, and those that it left to Spark."""
-    made = ViewReader(parse({"url": url, "view": view} | options, ReadOptions), ID)
+    made = ViewReader(parse({"url": url, "view": view, "pushFilters": "true"} | options, ReadOptions), ID)
     left = list(made.pushFilters(list(filters)))
     return pickle.loads(pickle.dumps(made)), left
 
@@ -222,7 +222,7 @@ def test_whatever_is_asked_each_task_that_matches_is_read_once(
     made, left = reader(shop, view, *(MEANINGS[number][0] for number in chosen), tenant=tenant, rowsPerPartition="1000")
     if view == "tasks":
         assert not left
-    meant = [
+    meant: list[Callable[[Task], bool]] = [
         *(MEANINGS[number][1] for number in chosen if MEANINGS[number][0] not in left),
         lambda task: tenant in ("*", task.tenant),
         lambda task: view == "tasks" or (task.status is Status.FAILED if view == "dead" else ended(task)),

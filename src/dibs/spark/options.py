@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -22,6 +23,8 @@ from dibs.task import (
     MAX_ATTEMPTS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    EventKind,
+    Status,
 )
 
 View = Literal["tasks", "results", "dead", "events", "queues"]
@@ -55,6 +58,21 @@ class ReadOptions(Where, frozen=True, kw_only=True, rename="camel"):
     schema in Spark's words, such as `url STRING, width INT`."""
     rows_per_partition: Annotated[int, Meta(ge=1_000, le=1_000_000)] = 200_000
     """About so many tasks or events are one Spark task's."""
+    command: str | None = None
+    """Only of this queue, or of these: `fetch` or `fetch,resize`."""
+    status: str | None = None
+    """Only of this status, or of these, such as `COMPLETED,CANCELLED`. Of `tasks` and `results`."""
+    kind: str | None = None
+    """Only of this kind, or of these, such as `claimed,completed`. Of `events`."""
+    since: datetime | None = None
+    """Only from this time on (`2026-01-31T12:00:00Z`): when a task was enqueued, in `results` and `dead` when it ended,
+    in `events` when it happened. A time without a zone is in UTC."""
+    until: datetime | None = None
+    """Only before this time."""
+    push_filters: bool = False
+    """Whether filters that Spark hands over are taken. Needs `spark.sql.python.filterPushdown.enabled`. Spark keeps one
+    plan for a DataFrame that was loaded, with the filters of the query that was planned last: with this, give each
+    filter a DataFrame of its own. The options above have no such trap."""
 
 
 class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
@@ -153,12 +171,33 @@ def _check(options: Where) -> None:
         raise InvalidOption(f"option url is {url!r}: Spark's processes cannot share it; use a directory or a server")
     if not (isinstance(options, ReadOptions) and tenant == checks.ALL_TENANTS):
         _named("tenant", checks.check_tenant, tenant)
+    if isinstance(options, ReadOptions):
+        _check_read(options)
     if isinstance(options, WriteOptions):
         if options.command is not None:
             _named("command", checks.check_command, options.command)
         for name, label in (("load", options.load), ("appId", options.app_id)):
             if label is not None:
                 _named(name, lambda text: checks.check_label("load", text), label)
+
+
+def _check_read(options: ReadOptions) -> None:
+    for command in words(options.command):
+        _named("command", checks.check_command, command)
+    for name, known, views in (("status", Status, ("tasks", "results")), ("kind", EventKind, ("events",))):
+        given = words(getattr(options, name))
+        if given and options.view not in views:
+            raise InvalidOption(f"option {name} is for {' and '.join(views)}: the view is {options.view}")
+        for word in given:
+            if word not in list(known):
+                raise InvalidOption(f"option {name} is {word!r}: use {', '.join(known)}, or some of these")
+    if options.view == "queues" and (options.since or options.until):
+        raise InvalidOption("options since and until are for tasks, results, dead and events: the view is queues")
+
+
+def words(text: str | None) -> list[str]:
+    """Returns what an option names: one, or several with commas between them."""
+    return [] if text is None else [word.strip() for word in text.split(",")]
 
 
 def _named(name: str, check: Any, value: str) -> None:

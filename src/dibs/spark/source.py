@@ -85,15 +85,9 @@ def check_reachable(options: Where, master: str | None) -> None:
         )
 
 
-#: Spark's own switch, which is off unless somebody says otherwise.
-FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
-
 def register(spark: SparkSession) -> None:
-    """Lets a session know ``format("dibs")``, and where its executors are, and hand filters over to it."""
+    """Lets a session know ``format("dibs")``, and where its executors are."""
     known = spark.conf.get("spark.master", None)
-    if FILTER_PUSHDOWN not in spark.conf.getAll:
-        spark.conf.set(FILTER_PUSHDOWN, "true")
 
     class DibsHere(DibsSource):
         """Made here, so that it travels with what it knows."""

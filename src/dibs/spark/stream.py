@@ -25,14 +25,13 @@ from dibs.spark.columns import arrow_schema, check_schema, event_batch
 from dibs.spark.connection import ask
 from dibs.spark.journal import EventRange
 from dibs.spark.options import StreamReadOptions
-from dibs.spark.wanted import Wanted
+from dibs.spark.wanted import asked
 from dibs.stores.protocol import Store
 from dibs.task import RUNS_MAX, JournalBounds
 
 log = logging.getLogger("dibs")
 
 Cursors = dict[int, bytes]
-_ALL = Wanted()
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -42,6 +41,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(options, schema)
         self._options = options
         self._schema = schema
+        self._wanted = asked(options)
         self._target: Cursors | None = None
         self._turn = 0
 
@@ -83,13 +83,13 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for shard, after in begin.items()
             if after < ends.get(shard, b"") <= store_ends[shard]
         ]
-        options = self._options
+        options, wanted = self._options, self._wanted
 
         async def cut(store: Store) -> list[EventRange]:
             return [
                 part
                 for one in ranges
-                for part in await journal.cut(store, options.tenant, one, options.rows_per_partition, _ALL)
+                for part in await journal.cut(store, options.tenant, one, options.rows_per_partition, wanted)
             ]
 
         return [InputPartition(one) for one in ask(options.url, cut)]
@@ -136,7 +136,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema, options = arrow_schema(self._schema), self._options
         while True:
             try:
-                for runs in journal.pages(options.url, options.tenant, one, _ALL):
+                for runs in journal.pages(options.url, options.tenant, one, self._wanted):
                     yield event_batch(one.shard, runs, schema)
                 return
             except JournalTrimmed as error:

@@ -10,6 +10,11 @@ events   a range of a shard's journal                               what was the
 queues   all of them                                                each tenant's counts as of its moment
 ======== ========================================================== ==================================================
 
+Spark plans a DataFrame that was loaded once: whoever looks again at what has come since, loads it again. Where it hands
+filters over, it also keeps them: a query that has others, or none, and even another part of the same query, is given
+the rows of the filters that were handed over last. So none is taken unless the option `pushFilters` says that this
+cannot happen; the options `command`, `status`, `kind`, `since` and `until` narrow a read without it.
+
 Readers travel to executors: they hold options, the schema and what is wanted, and are picklable.
 """
 
@@ -31,7 +36,7 @@ from dibs.spark.columns import TaskColumns, arrow_schema, batches, check_schema,
 from dibs.spark.connection import ask
 from dibs.spark.journal import EventRange
 from dibs.spark.options import ReadOptions
-from dibs.spark.wanted import Span, Wanted
+from dibs.spark.wanted import Wanted, asked
 from dibs.stores.protocol import Store
 from dibs.task import BATCH_MAX, Page, Place, QueueStats, Stats, Status, Task
 
@@ -71,17 +76,12 @@ class ViewReader(DataSourceReader):
         check_schema(options, schema)
         self._options = options
         self._schema = schema
-        self._wanted = Wanted()
-        if options.view == "dead":
-            self._wanted = self._wanted.with_words("status", frozenset({Status.FAILED}))
-        elif options.view == "results":
-            # Only what has ended has a time of its end.
-            self._wanted = self._wanted.with_times("ended_at", Span(from_ms=0))
+        self._wanted = asked(options)
 
     @property
     def pushFilters(self) -> Callable[[list[Filter]], Iterable[Filter]]:  # noqa: N802 Spark's name
-        """Takes the filters that it keeps; returns the others."""
-        return _Taking(self._take)
+        """Takes the filters that it keeps, if that is asked for; returns the others."""
+        return self._take if self._options.push_filters else _Refusing()
 
     def _take(self, filters: list[Filter]) -> Iterator[Filter]:
         for one in filters:
@@ -159,17 +159,14 @@ class ViewReader(DataSourceReader):
                 yield queue_batch(tenant, queues, schema)
 
 
-class _Taking:
-    """A `pushFilters` that Spark calls if it hands filters over, and else takes for its own: where that is switched
-    off, as it is unless somebody switches it on, it would refuse to read from a source that has one."""
+class _Refusing:
+    """A `pushFilters` that takes none, and that Spark takes for its own: it would refuse to read from a source that
+    brings one where its switch is off, as it is unless somebody puts it on."""
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
-        self._take = take
-
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._take(filters)
+        return filters
 
 
 def _pages(url: str, tenant: str, which: Any) -> Iterator[list[Task]]:
@@ -240,7 +237,8 @@ async def _by_places(store: Store, tenant: str, wanted: Wanted) -> list[Scan] | 
     if not places or "place" in wanted.words:
         return None
     scans: list[Scan] = []
-    for queue in (await store.stats(tenant)).queues:
+    commands = sorted(wanted.words.get("command", ()))
+    for queue in (await store.stats(tenant, commands if 0 < len(commands) <= BATCH_MAX else None)).queues:
         count = sum(_count(queue, place) for place in places)
         if count and wanted.allows("command", queue.command):
             scans.append(Scan(tenant, count, command=queue.command, places=places))

@@ -1,4 +1,4 @@
-"""Which rows of a view are wanted: the filters that Spark hands over, as far as they can be kept exactly.
+"""Which rows of a view are wanted: what the options say, and the filters that Spark hands over.
 
 A filter is taken only if the reader then gives just the rows that Spark would have kept: equality with words (tenant,
 command, status and such), and bounds of times. Spark's times are microseconds and the store's are milliseconds, so a
@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 from dibs import checks
 from dibs.errors import InvalidName
 from dibs.ids import id_from_text, id_to_text
-from dibs.spark.options import View
+from dibs.spark.options import ReadOptions, View, words
 from dibs.task import EventKind, EventRun, Place, Status, Task
 from dibs.task import Filter as Which
 
@@ -50,6 +50,13 @@ TIMES: Mapping[View, tuple[str, ...]] = {
     "dead": ("enqueued_at", "ended_at"),
     "events": ("at",),
     "queues": (),
+}
+#: What the options `since` and `until` are about.
+_WHEN: Mapping[View, str] = {
+    "tasks": "enqueued_at",
+    "results": "ended_at",
+    "dead": "ended_at",
+    "events": "at",
 }
 #: Columns of times that some rows have nothing in.
 _MAYBE_NULL = frozenset({"ended_at"})
@@ -88,16 +95,16 @@ class Wanted(Struct, frozen=True):
             known = column in WORDS[view] or column in TIMES[view]
             return self if known and column not in _MAYBE_NULL else None
         if column in WORDS[view]:
-            words = _words(column, one)
-            return None if words is None else self.with_words(column, words)
+            named = _words(column, one)
+            return None if named is None else self.with_words(column, named)
         if column in TIMES[view]:
             span = _span(one)
             return None if span is None else self.with_times(column, span)
         return None
 
-    def with_words(self, column: str, words: frozenset[Any]) -> Wanted:
+    def with_words(self, column: str, named: frozenset[Any]) -> Wanted:
         """Returns what is left of this with one of these in a column."""
-        return replace(self, words=self.words | {column: words & self.words.get(column, words)})
+        return replace(self, words=self.words | {column: named & self.words.get(column, named)})
 
     def with_times(self, column: str, span: Span) -> Wanted:
         """Returns what is left of this with a column's times in a span."""
@@ -109,8 +116,8 @@ class Wanted(Struct, frozen=True):
 
     def only(self, column: str) -> Any:
         """Returns the one word that a column may have; None: any, or one of several."""
-        words = self.words.get(column, frozenset())
-        return next(iter(words)) if len(words) == 1 else None
+        known = self.words.get(column, frozenset())
+        return next(iter(known)) if len(known) == 1 else None
 
     def allows(self, column: str, word: Any) -> bool:
         """Whether a column may have a word."""
@@ -141,9 +148,9 @@ class Wanted(Struct, frozen=True):
     def tasks(self, tasks: list[Task]) -> list[Task]:
         """Returns those of some tasks that are wanted, of those that a listing by `which` gave."""
         for column in ("command", "status", "place"):
-            words = self.words.get(column)
-            if words is not None:
-                tasks = [task for task in tasks if getattr(task, column) in words]
+            known = self.words.get(column)
+            if known is not None:
+                tasks = [task for task in tasks if getattr(task, column) in known]
         return tasks
 
     def tasks_by_id(self, tasks: Iterable[Task | None]) -> list[Task]:
@@ -157,11 +164,29 @@ class Wanted(Struct, frozen=True):
     def runs(self, runs: list[EventRun]) -> list[EventRun]:
         """Returns those of some runs of events that are wanted."""
         for column in ("tenant", "command", "kind"):
-            words = self.words.get(column)
-            if words is not None:
-                runs = [run for run in runs if getattr(run, column) in words]
+            known = self.words.get(column)
+            if known is not None:
+                runs = [run for run in runs if getattr(run, column) in known]
         span = self.times.get("at")
         return runs if span is None else [run for run in runs if span.has(run.at_ms)]
+
+
+def asked(options: ReadOptions) -> Wanted:
+    """Returns what the options ask for."""
+    wanted = Wanted()
+    if options.view == "dead":
+        wanted = wanted.with_words("status", frozenset({Status.FAILED}))
+    elif options.view == "results":
+        # Only what has ended has a time of its end.
+        wanted = wanted.with_times("ended_at", Span(from_ms=0))
+    for column, given in (("command", options.command), ("status", options.status), ("kind", options.kind)):
+        if given is not None:
+            wanted = wanted.with_words(column, frozenset(map(_READ[column], words(given))))
+    span = Span(
+        None if options.since is None else _first_ms(_us(options.since)),
+        None if options.until is None else _first_ms(_us(options.until)),
+    )
+    return wanted if span == Span() else wanted.with_times(_WHEN[options.view], span)
 
 
 def _words(column: str, one: Filter) -> frozenset[Any] | None:
@@ -179,8 +204,8 @@ def _span(one: Filter) -> Span | None:
     value = getattr(one, "value", None)
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
-    us = (value - _EPOCH) // _US
-    this_ms, next_ms = -(-us // _US_PER_MS), us // _US_PER_MS + 1
+    us = _us(value)
+    this_ms, next_ms = _first_ms(us), us // _US_PER_MS + 1
     if isinstance(one, EqualTo | EqualNullSafe):
         return Span(this_ms, next_ms)
     if isinstance(one, GreaterThanOrEqual):
@@ -192,6 +217,16 @@ def _span(one: Filter) -> Span | None:
     if isinstance(one, LessThanOrEqual):
         return Span(until_ms=next_ms)
     return None
+
+
+def _us(time: datetime) -> int:
+    """A time as Spark counts it; without a zone it is in UTC."""
+    return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _US
+
+
+def _first_ms(us: int) -> int:
+    """The first whole millisecond that is not before a time."""
+    return -(-us // _US_PER_MS)
 
 
 # What no row can have is no word: None. It must not reach the store, which would refuse it instead of finding nothing.
