@@ -254,7 +254,7 @@ def test_the_store_is_missing(spark: SparkSession, url: str) -> None:
 def test_bad_options(spark: SparkSession, url: str, options: dict[str, Any], text: str) -> None:
     """Are told on the driver, before anything starts."""
     fill(url, [1])
-    given = {"url": url, "command": "work", "fn": lambda _: None} | options
+    given: dict[str, Any] = {"url": url, "command": "work", "fn": lambda _: None} | options
     with pytest.raises(DibsError, match=text):
         drain(spark, **given)
 

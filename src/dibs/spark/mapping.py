@@ -20,7 +20,7 @@ from dibs.errors import InvalidOption, StoreError, UnknownChunk
 from dibs.ids import new_id
 from dibs.spark import connection
 from dibs.spark.options import Where, parse
-from dibs.spark.payloads import array_of, arrow_type
+from dibs.spark.payloads import array_of, arrow_type, type_of
 from dibs.spark.source import check_reachable
 from dibs.task import BATCH_MAX, ByKey, Status, Task
 
@@ -135,13 +135,9 @@ def _enqueue(keyed: DataFrame, columns: Sequence[str], lookup: Lookup, options: 
 
 
 def _schema(df: DataFrame, returns: str) -> StructType:
-    from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
-    try:
-        result = _struct(f"result {returns}")
-    except PySparkException:
-        result = _struct(f"result STRUCT<{returns}>")
+    result = _struct(f"result {type_of(returns)}")
     added = _struct("status STRING, error_type STRING, error_message STRING, attempts INT")
     fields = {field.name: field for field in (*result.fields, *added.fields)}
     return StructType([*df.schema.fields, *(fields[name] for name in ADDED)])

@@ -5,6 +5,7 @@ A value that does not fit its type is told by its row; the others are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
@@ -18,6 +19,8 @@ from dibs import codec
 from dibs.errors import CodecError, InvalidOption
 
 Data = Sequence[bytes | None]
+_TYPE = re.compile(r"\s*\w+\s*([<(].*[>)])?\s*", re.DOTALL)
+"""One word, maybe with others in brackets; a schema has a name before its first type."""
 _NOTHING = (None, b"", b"null")
 Wrong = dict[int, CodecError]
 """What cannot be read, by its row."""
@@ -30,17 +33,20 @@ def arrow_type(name: str, text: str) -> pa.DataType:
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructType
 
-    for ddl in (f"value {text}", f"value STRUCT<{text}>"):
-        try:
-            schema: Any = StructType.fromDDL(ddl)
-            arrow: pa.DataType = to_arrow_type(schema[0].dataType, timezone="UTC")
-        except (PySparkException, TypeError):
-            continue
-        return arrow
-    raise InvalidOption(
-        f"{name} is {text!r}, which is neither a type nor a schema in Spark's words: write 'string', 'binary' or, for "
-        "columns, 'url STRING, width INT'"
-    )
+    try:
+        schema: Any = StructType.fromDDL(f"value {type_of(text)}")
+        arrow: pa.DataType = to_arrow_type(schema[0].dataType, timezone="UTC")
+    except (PySparkException, TypeError):
+        raise InvalidOption(
+            f"{name} is {text!r}, which is neither a type nor a schema in Spark's words: write 'string', 'binary' or, "
+            "for columns, 'url STRING, width INT'"
+        ) from None
+    return arrow
+
+
+def type_of(text: str) -> str:
+    """Returns a type as it is, and a schema as the struct that it makes."""
+    return text if _TYPE.fullmatch(text) else f"STRUCT<{text}>"
 
 
 def array_of(data: Data, codecs: Sequence[str], kind: pa.DataType, *, unquoted: bool = False) -> tuple[pa.Array, Wrong]:
