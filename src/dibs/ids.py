@@ -25,7 +25,6 @@ import random
 import struct
 import time
 import uuid
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -108,16 +107,6 @@ def slot_of(task_id: bytes) -> int:
 def id_to_text(task_id: bytes) -> str:
     """Returns the id as people and JSON see it."""
     return str(uuid.UUID(bytes=task_id))
-
-
-def ids_to_text(task_ids: Sequence[bytes]) -> list[str]:
-    """Returns many ids as text, for a third of what they cost one by one."""
-    text = b"".join(task_ids).hex()
-    return [
-        f"{text[at : at + 8]}-{text[at + 8 : at + 12]}-{text[at + 12 : at + 16]}-{text[at + 16 : at + 20]}-"
-        f"{text[at + 20 : at + 32]}"
-        for at in range(0, len(text), 32)
-    ]
 
 
 def id_from_text(text: str) -> bytes:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType
 
 from dibs import Fail, Retry, codec
 from dibs.errors import DibsError
@@ -254,7 +255,7 @@ def test_the_store_is_missing(spark: SparkSession, url: str) -> None:
 def test_bad_options(spark: SparkSession, url: str, options: dict[str, Any], text: str) -> None:
     """Are told on the driver, before anything starts."""
     fill(url, [1])
-    given = {"url": url, "command": "work", "fn": lambda _: None} | options
+    given: dict[str, Any] = {"url": url, "command": "work", "fn": lambda _: None} | options
     with pytest.raises(DibsError, match=text):
         drain(spark, **given)
 
@@ -264,7 +265,7 @@ def test_bad_options(spark: SparkSession, url: str, options: dict[str, Any], tex
 
 def in_this_process(url: str, fn: Any, **plan: Any) -> Drainer:
     """A Spark task of a drain, without Spark."""
-    return Drainer(Plan(url=url, command="work", **{"parallelism": 1, **plan}), 0, pa.string(), fn)
+    return Drainer(Plan(url=url, command="work", **{"parallelism": 1, **plan}), 0, StringType(), fn)
 
 
 def counted(drainer: Drainer) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def test_an_error_gives_back_what_is_held(url: str) -> None:
             raise RuntimeError("the disk is full")
 
     ids = fill(url, range(50))
-    broken = Broken(Plan(url=url, command="work", parallelism=1, batch=10), 0, pa.string(), print)
+    broken = Broken(Plan(url=url, command="work", parallelism=1, batch=10), 0, StringType(), print)
     with pytest.raises(RuntimeError):
         broken.run()
     assert statuses_of(url, ids) == {"PENDING": 50}

@@ -35,8 +35,7 @@ _SAID = re.compile(r"dibs\.errors\.(\w+): (.+)")
     cls=Group,
     examples="""
     dibs spark drain shop.images:thumbnails --command thumbnail
-    dibs spark --help
-    dibs spark drain --help
+    dibs spark drain score.py:score -c score --payload 'n INT, text STRING'
     """,
 )
 def spark() -> None:

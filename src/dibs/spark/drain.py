@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dibs import checks
 from dibs.errors import InvalidOption
 from dibs.spark.options import Codec, Seconds, Where, Whole, parse
-from dibs.spark.payloads import arrow_type
+from dibs.spark.payload import type_named
 from dibs.spark.source import check_reachable
 from dibs.task import BATCH_MAX, LEASE_MAX_S, LEASE_MIN_S
 
@@ -105,7 +105,7 @@ def drain(
     checks.check_command(plan.command)
     check_reachable(plan, spark.conf.get("spark.master", None))
     _check_picklable(fn)
-    kind = arrow_type("payload", plan.payload)
+    kind = type_named("payload", plan.payload)
     count = plan.parallelism or _default_parallelism(spark)
     ends_s = None if plan.max_s is None else time.time() + plan.max_s
     plan = replace(plan, parallelism=count, app=spark.conf.get("spark.app.id", None) or "spark", ends_s=ends_s)

@@ -19,13 +19,15 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import DataType, StructType
 
 from dibs.context import Fail
 from dibs.errors import DibsError, StoreError, StoreUnavailable
-from dibs.ids import id_to_text, ids_to_text
+from dibs.ids import id_to_text
 from dibs.spark import connection
+from dibs.spark.columns import id_texts
 from dibs.spark.drain import Plan
-from dibs.spark.payloads import array_of
+from dibs.spark.payload import Values, Wrong
 from dibs.spark.returned import outcomes
 from dibs.task import (
     Already,
@@ -101,7 +103,7 @@ class Held:
 class Drainer:
     """Works off a share of a queue."""
 
-    def __init__(self, plan: Plan, partition: int, kind: pa.DataType, fn: Callable[[Any], Any]) -> None:
+    def __init__(self, plan: Plan, partition: int, kind: DataType, fn: Callable[[Any], Any]) -> None:
         self.plan = plan
         self.worker = _worker_name(plan, partition)
         self._partition = partition
@@ -374,22 +376,22 @@ def _worker_name(plan: Plan, partition: int) -> str:
 class Batches:
     """Makes what a function gets of the leases it is to work on."""
 
-    def __init__(self, plan: Plan, kind: pa.DataType) -> None:
+    def __init__(self, plan: Plan, kind: DataType) -> None:
         self._pandas = plan.form == "pandas"
-        self._kind = kind
-        fields = {field.name for field in kind} if pa.types.is_struct(kind) else {"payload"}
+        self._values = Values(kind)
+        self._fields = kind.fieldNames() if isinstance(kind, StructType) else []
         own = ("id", "key", "attempt", "enqueued_at")
-        self._names = [f"task_{name}" if name in fields else name for name in own]
+        self._names = [f"task_{name}" if name in self._fields else name for name in own]
         self.id_column = self._names[0]
 
-    def table(self, leases: Sequence[Lease]) -> tuple[pa.Table, dict[int, Any]]:
+    def table(self, leases: Sequence[Lease]) -> tuple[pa.Table, Wrong]:
         """Returns all rows as columns, and why some cannot be read."""
-        payloads, wrong = array_of([one.payload for one in leases], [one.codec for one in leases], self._kind)
+        payloads, wrong = self._values.column([one.payload for one in leases], [one.codec for one in leases])
         columns: dict[str, pa.Array] = dict(
             zip(
                 self._names,
                 (
-                    pa.array(ids_to_text([one.id for one in leases]), pa.string()),
+                    id_texts(b"".join([one.id for one in leases])),
                     pa.array([one.key for one in leases], pa.string()),
                     pa.array([one.attempt for one in leases], pa.int32()),
                     pa.array([one.enqueued_ms * 1000 for one in leases], pa.int64()).cast(_TIMES),
@@ -397,8 +399,8 @@ class Batches:
                 strict=True,
             )
         )
-        if pa.types.is_struct(self._kind):
-            columns |= dict(zip([field.name for field in self._kind], payloads.flatten(), strict=True))
+        if self._fields:
+            columns |= dict(zip(self._fields, payloads.flatten(), strict=True))
         else:
             columns["payload"] = payloads
         return pa.table(columns), wrong

@@ -20,13 +20,13 @@ from dibs.errors import InvalidOption, StoreError, UnknownChunk
 from dibs.ids import new_id
 from dibs.spark import connection
 from dibs.spark.options import Where, parse
-from dibs.spark.payloads import array_of, arrow_type
+from dibs.spark.payload import Values, type_named
 from dibs.spark.source import check_reachable
 from dibs.task import BATCH_MAX, ByKey, Status, Task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 KEY = "__dibs_key__"
 ADDED = ("status", "result", "error_type", "error_message", "attempts")
@@ -80,17 +80,18 @@ def map_rows(
         raise InvalidOption(f"the column {clash[0]} is one that map_rows adds: rename it before")
     check_reachable(lookup, df.sparkSession.conf.get("spark.master", None))
     keyed = df.withColumn(KEY, _key(df, name, by))
-    kind = arrow_type("returns", returns)
+    kind = type_named("returns", returns)
     if not _committed(lookup):
         _enqueue(keyed, df.columns, lookup, options)
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ends_s = None if lookup.timeout_s is None else time.monotonic() + lookup.timeout_s
+        values = Values(kind, unquoted=True)
         for batch in batches:
             for start in range(0, batch.num_rows, BATCH_MAX):
-                yield _answered(batch.slice(start, BATCH_MAX), lookup, kind, ends_s)
+                yield _answered(batch.slice(start, BATCH_MAX), lookup, values, ends_s)
 
-    return keyed.mapInArrow(look_up, _schema(df, returns))
+    return keyed.mapInArrow(look_up, _schema(df, kind))
 
 
 def _lookup(**given: Any) -> Lookup:
@@ -134,44 +135,30 @@ def _enqueue(keyed: DataFrame, columns: Sequence[str], lookup: Lookup, options: 
     writer.option("command", lookup.command).option("load", lookup.name).save()
 
 
-def _schema(df: DataFrame, returns: str) -> StructType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StructType
+def _schema(df: DataFrame, returned: DataType) -> StructType:
+    from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-    try:
-        result = _struct(f"result {returns}")
-    except PySparkException:
-        result = _struct(f"result STRUCT<{returns}>")
-    added = _struct("status STRING, error_type STRING, error_message STRING, attempts INT")
-    fields = {field.name: field for field in (*result.fields, *added.fields)}
-    return StructType([*df.schema.fields, *(fields[name] for name in ADDED)])
-
-
-def _struct(ddl: str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    return StructType.fromDDL(ddl)  # type: ignore[return-value]  # it says DataType
+    types = {"result": returned, "attempts": IntegerType()}
+    return StructType([*df.schema.fields, *(StructField(name, types.get(name, StringType())) for name in ADDED)])
 
 
 # --------------------------------------------------------------------------------------------------------- on executors
 
 
-def _answered(batch: pa.RecordBatch, lookup: Lookup, kind: pa.DataType, ends_s: float | None) -> pa.RecordBatch:
+def _answered(batch: pa.RecordBatch, lookup: Lookup, values: Values, ends_s: float | None) -> pa.RecordBatch:
     """Returns rows with what became of their tasks, which it waits for."""
     keys: list[str] = batch.column(KEY).to_pylist()
     tasks = connection.submit(Waiting(lookup, ends_s).tasks(keys)).result()
     found = [tasks.get(key) for key in keys]
     results = [None if task is None else task.result for task in found]
-    values, wrong = array_of(
+    column, wrong = values.column(
         [None if one is None else one.data for one in results],
         ["json" if one is None else one.codec for one in results],
-        kind,
-        unquoted=True,
     )
     told = [_error(task, wrong.get(row)) for row, task in enumerate(found)]
     added = {
         "status": pa.array([None if task is None else task.status.value for task in found], pa.string()),
-        "result": values,
+        "result": column,
         "error_type": pa.array([kind for kind, _ in told], pa.string()),
         "error_message": pa.array([message for _, message in told], pa.string()),
         "attempts": pa.array([None if task is None else task.attempts for task in found], pa.int32()),

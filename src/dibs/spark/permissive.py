@@ -3,14 +3,17 @@
 Whoever works on a task must be told what is wrong with its payload (:mod:`dibs.spark.payloads`); who looks at a store
 must not be stopped by it.
 
-A schema is kept as `from_json` keeps it in its permissive mode: a field that is missing, or does not fit its type, is
-null; what is no object, or cannot be read at all, is a null payload. A field of type STRING shows whatever else it
-meets as JSON text. Nothing that a producer wrote fails the job.
+Who looks (:class:`Fields`) has a schema kept as `from_json` keeps it in its permissive mode: a field that is missing,
+or does not fit its type, is null; what is no object, or cannot be read at all, is a null payload. A field of type
+STRING shows whatever else it meets as JSON text. Nothing that a producer wrote fails the job.
+
+Who works (:class:`Values`) is told of every row that does not fit, and why.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any
@@ -18,6 +21,8 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 from msgspec import Meta
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -37,7 +42,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from dibs.errors import InvalidOption
+from dibs import codec as codecs
+from dibs.errors import CodecError, InvalidOption
 
 _json = msgspec.json.Encoder()
 _WIDTHS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
@@ -115,6 +121,82 @@ class Fields:
             return None
 
 
+Wrong = dict[int, CodecError]
+"""Why rows cannot be read, by their numbers."""
+
+#: One word, maybe with others in brackets; a schema has a name before its first type.
+_TYPE = re.compile(r"\s*\w+\s*([<(].*[>)])?\s*", re.DOTALL)
+_NOTHING = (None, b"", b"null")
+
+
+def type_named(name: str, text: str) -> DataType:
+    """Returns a type that is written in Spark's words, or the struct that a schema makes. Needs a session. `name`: of
+    the option, for the error."""
+    ddl = text if _TYPE.fullmatch(text) else f"STRUCT<{text}>"
+    try:
+        schema: Any = StructType.fromDDL(f"value {ddl}")
+    except PySparkException:
+        raise InvalidOption(
+            f"{name} is {text!r}, which is neither a type nor a schema in Spark's words: write 'string', 'binary' or, "
+            "for columns, 'url STRING, width INT'"
+        ) from None
+    kind: DataType = schema[0].dataType
+    Shape(kind, name)
+    return kind
+
+
+class Values:
+    """Payloads or results as values of a type, each of them read or refused. Not picklable: made where it is used."""
+
+    def __init__(self, kind: DataType, *, unquoted: bool = False) -> None:
+        """`unquoted`: where texts are asked for, a JSON string is its text, not its JSON."""
+        self._shape = Shape(kind)
+        self._arrow = to_arrow_type(kind, timezone="UTC")
+        self._unquoted = unquoted
+        self._decoders: dict[str, Callable[[bytes], Any]] = {
+            "json": msgspec.json.Decoder(self._shape.type).decode,
+            "msgpack": msgspec.msgpack.Decoder(self._shape.type).decode,
+        }
+
+    def column(self, data: Sequence[bytes | None], codecs: Sequence[str]) -> tuple[pa.Array, Wrong]:
+        """Returns values as a column. Nothing, null and what is wrong, is null."""
+        if isinstance(self._shape.kind, BinaryType):
+            return pa.array(data, self._arrow), {}
+        read = self._text if isinstance(self._shape.kind, StringType) else self._value
+        if read == self._text and {*codecs} <= {"json"} and not self._unquoted:
+            try:
+                return pa.array([None if one in _NOTHING else one for one in data], pa.binary()).cast(self._arrow), {}
+            except pa.ArrowInvalid:  # not UTF-8: whose it is shows below
+                pass
+        wrong: Wrong = {}
+        values: list[Any] = [None] * len(data)
+        for row, (one, name) in enumerate(zip(data, codecs, strict=True)):
+            if one is not None and one not in _NOTHING:
+                try:
+                    values[row] = read(one, name)
+                except CodecError as error:
+                    wrong[row] = error
+        return _array(values, self._shape, self._arrow), wrong
+
+    def _text(self, data: bytes, name: str) -> str:
+        if name == "raw" or (name == "json" and not (self._unquoted and data.lstrip()[:1] == b'"')):
+            try:
+                return data.decode()
+            except UnicodeDecodeError as error:
+                raise CodecError(f"these bytes are not text ({error}): ask for them as 'binary'") from None
+        value = codecs.decode(data, name)
+        return value if self._unquoted and isinstance(value, str) else _json.encode(value).decode()
+
+    def _value(self, data: bytes, name: str) -> Any:
+        decode = self._decoders.get(name)
+        try:
+            if decode is not None:
+                return decode(data)
+            return msgspec.convert(codecs.decode(data, name), self._shape.type)
+        except _UNREADABLE as error:
+            raise CodecError(f"this is no {self._shape.kind.simpleString()}: {error}") from None
+
+
 class Shape:
     """A type of Spark's, the type that msgspec decodes for it, and how a value that is not of it is made to fit."""
 
@@ -142,8 +224,7 @@ class Shape:
             self.type = _LEAVES[type(kind)]
         else:
             raise InvalidOption(
-                f"option payload: {path} cannot be read as {kind.simpleString()}: use STRING there, and parse it in "
-                "Spark"
+                f"{path} cannot be read as {kind.simpleString()}: use STRING there, and parse it in Spark"
             )
 
     def fit(self, value: Any) -> Any:

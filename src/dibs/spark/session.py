@@ -32,7 +32,6 @@ def session(app_name: str = "dibs", *, master: str | None = None, config: dict[s
     Without `master` it is what Spark is configured for, else ``local[*]``. `config` is Spark's, and wins over what is
     set here: little but errors on the terminal, no web page, times in UTC.
     """
-    check_java()
     from pyspark.sql import SparkSession
 
     from dibs.spark.source import register
@@ -41,6 +40,7 @@ def session(app_name: str = "dibs", *, master: str | None = None, config: dict[s
     if running is not None:
         register(running)
         return running
+    check_java()
     # Executors run the Python that runs here, with what is installed in it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = {"spark.app.name": app_name, **({} if master is None else {"spark.master": master}), **(config or {})}
