@@ -1,4 +1,4 @@
-"""``python -m tests.docs.spark_tables``: writes the tables of `docs/spark-options.md` from the code that they describe."""
+"""``python -m tests.docs.spark_tables``: writes the tables of `docs/spark-options.md` from the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dibs.spark.schema import ANY, COLUMNS
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "spark-options.md"
-OPTIONS = {
+OPTIONS: dict[str, type[Where]] = {
     "all": Where,
     "read": ReadOptions,
     "readStream": StreamReadOptions,

@@ -19,14 +19,16 @@ from dibs.spark import drain, session
 
 def main(master: str, url: str, directory: str, rows: int) -> dict[str, Any]:
     """Does everything once, and tells what came of it."""
-    spark = session("cluster", master=master, config={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"})
+    spark = session(
+        "cluster", master=master, config={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
+    )
     where = {"url": url}
     told: dict[str, Any] = {}
     numbers = spark.range(0, rows, 1, 4).selectExpr("id AS n")
     numbers.write.format("dibs").options(**where, command="square", load="once").mode("append").save()
     numbers.write.format("dibs").options(**where, command="square", load="once").mode("append").save()
     read = spark.read.format("dibs").options(**where, view="tasks", payload="n INT", rowsPerPartition="1000").load()
-    told["enqueued"] = read.selectExpr("count(*)", "count(DISTINCT payload.n)").collect()[0].asDict()
+    told["enqueued"] = [*read.selectExpr("count(*)", "count(DISTINCT payload.n)").collect()[0]]
     done = drain(spark, url, "square", _square, form="arrow", payload="n BIGINT", parallelism=4)
     told["completed"] = done.agg({"completed": "sum"}).collect()[0][0]
     told["executors"] = spark.range(0, 100, 1, 4).rdd.map(lambda _: os.getppid()).distinct().count()
@@ -47,4 +49,5 @@ def _square(batch: Any) -> list[dict[str, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4], int(sys.argv[4]))))
+    _, master, url, directory, rows = sys.argv
+    print(json.dumps(main(master, url, directory, int(rows))))

@@ -1,62 +1,23 @@
-"""The same code on a cluster: a master and two workers from the pip package, executors that reach the queue by a server;
-and through Spark Connect."""
+"""The same code on a cluster, where executors reach the queue by a server; and through Spark Connect."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from tests.docs.pages import ROOT
 from tests.server.running import ServerProcess
+from tests.spark.standalone import cluster
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
 
-HOME = Path(pyspark.__file__).parent
 ROWS = 3_000
-
-
-@contextmanager
-def spark_class(name: str, *arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon of Spark, ended with the block."""
-    environment = {**os.environ, "SPARK_HOME": str(HOME), "PYSPARK_PYTHON": sys.executable}
-    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*command, "--webui-port", "0", *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=stderr
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """A master and two workers of one core each: the master's URL."""
-    with ExitStack() as stack:
-        log = tmp_path / "master.log"
-        stack.enter_context(spark_class("master.Master", "--port", "0", log=log))
-        master = _said(log, r"spark://127\.0\.0\.1:\d+")
-        for number in range(2):
-            log = tmp_path / f"worker-{number}.log"
-            directory = str(tmp_path / f"worker-{number}")
-            stack.enter_context(
-                spark_class("worker.Worker", "-c", "1", "-m", "1g", "-d", directory, master, log=log)
-            )
-            _said(log, "registered with master")
-        yield master
 
 
 @pytest.fixture
@@ -67,12 +28,13 @@ def server(tmp_path: Path) -> Iterator[str]:
         yield running.url
 
 
-def test_a_cluster_fills_reads_and_drains_through_a_server(cluster: str, server: str, tmp_path: Path) -> None:
+def test_a_cluster_fills_reads_and_drains_through_a_server(server: str, tmp_path: Path) -> None:
     """Rows become tasks once, both executors work them off, and a store on the driver's disk is refused."""
-    told = _run("tests.spark.on_cluster", cluster, server, str(tmp_path / "own"), str(ROWS))
+    with cluster(tmp_path) as master:
+        told = run("tests.spark.on_cluster", master, server, str(tmp_path / "own"), str(ROWS))
     refused = told.pop("refused")
     assert told == {
-        "enqueued": {"count(1)": ROWS, "count(DISTINCT payload.n)": ROWS},
+        "enqueued": [ROWS, ROWS],
         "completed": ROWS,
         "executors": 2,
         "sum": sum(n * n for n in range(ROWS)),
@@ -82,20 +44,17 @@ def test_a_cluster_fills_reads_and_drains_through_a_server(cluster: str, server:
     assert "dibs serve" in refused
 
 
-def _said(log: Path, pattern: str) -> str:
-    ends_s = time.monotonic() + 60
-    while time.monotonic() < ends_s:
-        found = re.search(pattern, log.read_text())
-        if found is not None:
-            return found[0]
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
+def test_spark_connect_does_the_same(tmp_path: Path) -> None:
+    """Through Connect the source runs on the server's side: writing, reading, streaming, draining."""
+    told = run("tests.spark.on_connect", f"lmdb:{tmp_path / 'store'}", str(tmp_path / "checkpoint"), str(ROWS))
+    assert told == {"enqueued": [ROWS, ROWS], "events": ROWS, "completed": ROWS, "mapped": ["A", "B"]}
 
 
-def _run(program: str, *arguments: str) -> dict[str, Any]:
+def run(program: str, *arguments: str) -> dict[str, Any]:
+    """Runs a program with a Spark of its own, and returns the JSON that it prints last."""
     done = subprocess.run(
         [sys.executable, "-m", program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

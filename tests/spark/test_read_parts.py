@@ -47,7 +47,7 @@ from dibs.codec import encode
 from dibs.ids import id_to_text, new_ids
 from dibs.spark.columns import event_batch, id_texts
 from dibs.spark.options import ReadOptions, parse
-from dibs.spark.permissive import Fields
+from dibs.spark.payload import Fields
 from dibs.spark.views import BATCH_ROWS, ViewReader
 from dibs.spark.wanted import Wanted
 from dibs.task import BATCH_MAX, EventKind, EventRun, Place, Status, Task

@@ -24,7 +24,7 @@ from dibs.fingerprint import fingerprint
 from dibs.ids import ID_BYTES
 from dibs.spark import schema as schemas
 from dibs.spark.options import ReadOptions
-from dibs.spark.permissive import Fields, Shape, texts
+from dibs.spark.payload import Fields, Shape, texts
 from dibs.task import ErrorInfo, EventRun, Progress, QueueStats, Task
 
 _UUID_CHARS = 36
