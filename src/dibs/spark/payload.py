@@ -1,7 +1,4 @@
-"""Payloads and results as a view shows them: text, or fields of a schema.
-
-Whoever works on a task must be told what is wrong with its payload (:mod:`dibs.spark.payloads`); who looks at a store
-must not be stopped by it.
+"""Payloads and results as a column: text, bytes, or fields of a schema.
 
 Who looks (:class:`Fields`) has a schema kept as `from_json` keeps it in its permissive mode: a field that is missing,
 or does not fit its type, is null; what is no object, or cannot be read at all, is a null payload. A field of type
