@@ -443,7 +443,7 @@ class Result(Struct, frozen=True, gc=False):
 # ------------------------------------------------------------------------------------------------- looking and acting
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class Task(Struct, frozen=True, kw_only=True, gc=False):
     """A task as it stands: its body, its state and its result."""
 
     tenant: str
