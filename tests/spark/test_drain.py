@@ -22,7 +22,7 @@ from dibs.spark.connection import ask
 from dibs.spark.drain import Plan
 from dibs.spark.drainer import Drainer, Held
 from dibs.stores.protocol import Store
-from dibs.task import Kind, NewTask, QueueConfig, QueueLimits, Settlement, Status
+from dibs.task import Kind, NewTask, QueueConfig, QueueLimits, Settlement, Status, WorkerInfo
 from tests.spark.filling import fill, results_of, statuses_of, tasks_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -215,7 +215,8 @@ def test_cancelled_while_it_runs(spark: SparkSession, url: str) -> None:
 
 
 def test_it_is_a_worker(spark: SparkSession, url: str) -> None:
-    """While it runs, a Spark task is among the workers, with its application and partition in its name."""
+    """While it runs, a Spark task is among the workers, with its application and partition in its name; so is the
+    driver that waits for it."""
     [task_id] = fill(url, [1])
 
     def look(batch: pd.DataFrame) -> list[Any]:
@@ -223,7 +224,9 @@ def test_it_is_a_worker(spark: SparkSession, url: str) -> None:
         return [[one.name for one in ask(url, lambda store: store.workers("default"))]]
 
     drain(spark, url, "work", look, parallelism=1)
-    assert results_of(url, [task_id]) == [[f"spark:{spark.conf.get('spark.app.id')}:0"]]
+    app = f"spark:{spark.conf.get('spark.app.id')}"
+    [[task, driver]] = results_of(url, [task_id])
+    assert (task, driver.rpartition(":")[0]) == (f"{app}:0", f"{app}:driver")
     assert ask(url, lambda store: store.workers("default")) == []
 
 
@@ -315,6 +318,29 @@ def test_an_error_gives_back_what_is_held(url: str) -> None:
         broken.run()
     assert statuses_of(url, ids) == {"PENDING": 50}
     assert sorted(task.releases for task in tasks_of(url, ids)) == [0] * 30 + [1] * 20
+
+
+def test_a_drain_that_nobody_waits_for(url: str) -> None:
+    """If the job is cancelled, what was claimed ahead is given back while the function still runs; what it has begun is
+    settled if it lives so long, and nothing else is claimed."""
+    ids = fill(url, range(100))
+    driver = WorkerInfo(name="driver")
+    ask(url, lambda store: store.register("default", driver, 60))
+    runs = 0
+
+    def cancelled_at_the_second(batch: pd.DataFrame) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            while statuses_of(url, ids)["IN_PROGRESS"] < 20:
+                time.sleep(0.01)
+            ask(url, lambda store: store.register("default", driver, 0))
+            while statuses_of(url, ids)["IN_PROGRESS"] > 10:
+                time.sleep(0.01)
+
+    drainer = in_this_process(url, cancelled_at_the_second, batch=10, driver="driver")
+    assert counted(drainer) == {"claimed": 30, "completed": 20, "released": 10, "batches": 2}
+    assert statuses_of(url, ids) == {"COMPLETED": 20, "PENDING": 80}
 
 
 def test_what_cannot_be_claimed_is_waited_for(url: str) -> None:

@@ -28,6 +28,7 @@ from dibs.task import BATCH_MAX, QueueStats
 
 COUNTS = ("claimed", "completed", "retried", "failed", "cancelled", "lost", "released")
 LOOK_S = 0.3
+INTERRUPTED = "Interrupted: what has begun ends, or comes back when its leases do."
 _SAID = re.compile(r"dibs\.errors\.(\w+): (.+)")
 
 
@@ -93,9 +94,12 @@ def drain(session: Session, /, function: str, command: str, master: str | None, 
             done = sparks.drain(running, session.settings.url, command, fn, tenant=session.tenant, **options)
             rows = [row.asDict() for row in done.sort("partition").collect()]
     except KeyboardInterrupt:
-        note("Interrupted: what executors held comes back when its leases end.")
+        note(INTERRUPTED)
         raise
     except Exception as error:
+        if _interrupted(error):
+            note(INTERRUPTED)
+            raise KeyboardInterrupt from error
         raise _told(error) from error
     return _tell(session, rows, time.monotonic() - began_s)
 
@@ -149,6 +153,13 @@ def _shown(session: Session, command: str, total: int, before: QueueStats) -> It
             ended.set()
             if watcher.is_alive():
                 watcher.join()
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether it came of Ctrl-C: Spark cancels its job then, and raises an error over that."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _told(error: Exception) -> Exception:

@@ -6,6 +6,11 @@ What travels to executors is a :class:`Plan` and the function; the loop there is
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,16 +20,20 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from dibs import checks
-from dibs.errors import InvalidOption
+from dibs.errors import DibsError, InvalidOption, StoreError
+from dibs.spark import connection
 from dibs.spark.options import Codec, Seconds, Where, Whole, parse
 from dibs.spark.payload import type_named
 from dibs.spark.source import check_reachable
-from dibs.task import BATCH_MAX, LEASE_MAX_S, LEASE_MIN_S
+from dibs.task import BATCH_MAX, LEASE_MAX_S, LEASE_MIN_S, WorkerInfo
+from dibs.worker.tending import REGISTER_EVERY_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Form = Literal["pandas", "arrow"]
+
+DRIVER_KNOWN_S = 120.0
 
 #: What a Spark task tells of its work; the last column counts errors by their type.
 SUMMARY = (
@@ -49,6 +58,8 @@ class Plan(Where, frozen=True, kw_only=True, rename={}):
     """The Spark application, for the names of the workers."""
     ends_s: float | None = None
     """When the budget of time is used up, by the clock."""
+    driver: str = ""
+    """The name under which the driver says that it waits for this drain; empty: it cannot."""
 
     def share(self, partition: int) -> int | None:
         """How many rows are this partition's; None: as many as there are."""
@@ -93,9 +104,9 @@ def drain(
     stage; but a row may be seen several times by `fn`.
 
     Ends when nothing is ready (what is delayed, paused or in the hands of others stays), when `max_rows` were claimed,
-    or at the first batch that ends after `max_s`. What an executor held that was killed comes back when its leases
-    end, after `lease_s`, or what the tasks or their queue say; Spark's second try of that task claims other tasks, and
-    what the first had done is not in the summary.
+    or at the first batch that ends after `max_s`. If the job is cancelled, what has not begun is given back. What an
+    executor held that was killed comes back when its leases end, after `lease_s`, or what the tasks or their queue say;
+    Spark's second try of that task claims other tasks, and what the first had done is not in the summary.
     """
     given = {
         "url": url, "command": command, "tenant": tenant, "form": form, "batch": batch, "lease_s": lease_s,
@@ -110,15 +121,44 @@ def drain(
     ends_s = None if plan.max_s is None else time.time() + plan.max_s
     plan = replace(plan, parallelism=count, app=spark.conf.get("spark.app.id", None) or "spark", ends_s=ends_s)
 
-    def work(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from dibs.spark.drainer import Drainer
+    with _waited_for(plan) as known:
 
-        for numbers in partitions:
-            for number in numbers.column(0).to_pylist():
-                yield Drainer(plan, number, kind, fn).run()
+        def work(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from dibs.spark.drainer import Drainer
 
-    done = spark.range(0, count, 1, count).mapInArrow(work, SUMMARY).toArrow()
+            for numbers in partitions:
+                for number in numbers.column(0).to_pylist():
+                    yield Drainer(known, number, kind, fn).run()
+
+        done = spark.range(0, count, 1, count).mapInArrow(work, SUMMARY).toArrow()
     return spark.createDataFrame(done)
+
+
+@contextlib.contextmanager
+def _waited_for(plan: Plan) -> Iterator[Plan]:
+    """Lets executors know, by the store, whether anybody waits for them. Spark only kills the processes of a job that
+    is cancelled, some seconds later: until then they can give back what they have not begun."""
+    name = f"spark:{plan.app}:driver:{secrets.token_hex(4)}"[-128:]
+    info = WorkerInfo(name=name, host=socket.gethostname(), pid=os.getpid(), commands=[plan.command])
+    try:
+        connection.ask(plan.url, lambda store: store.register(plan.tenant, info, DRIVER_KNOWN_S))
+    except StoreError:  # only executors reach it, as may be with Spark Connect; or it is not there, as they will say
+        yield plan
+        return
+    waiting = connection.submit(_wait(plan, info))
+    try:
+        yield replace(plan, driver=name)
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(DibsError):
+            connection.ask(plan.url, lambda store: store.register(plan.tenant, info, 0))
+
+
+async def _wait(plan: Plan, info: WorkerInfo) -> None:
+    while True:
+        await asyncio.sleep(REGISTER_EVERY_S)
+        with contextlib.suppress(DibsError):
+            await connection.link(plan.url).ask(lambda store: store.register(plan.tenant, info, DRIVER_KNOWN_S))
 
 
 def _check_picklable(fn: Callable[[Any], Any]) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from dibs.context import Fail
-from dibs.errors import DibsError, StoreError, StoreUnavailable
+from dibs.errors import AccessError, DibsError, StoreError, StoreUnavailable
 from dibs.ids import id_to_text
 from dibs.spark import connection
 from dibs.spark.columns import id_texts
@@ -60,6 +60,8 @@ log = logging.getLogger("dibs.spark")
 QUICK_S = 0.5
 """A batch that takes no longer has the next one claimed while it runs. Slower ones would keep tasks waiting that others
 could do."""
+WATCH_EVERY_S = 1.0
+"""Of the two seconds and more between a cancel and the kill that follows."""
 WAIT_S = 1.0
 """How long to wait for what is ready and cannot be claimed, because of a limit, before looking again."""
 ERRORS_TOLD_MAX = 20
@@ -87,6 +89,8 @@ class Held:
         """Rows that somebody else may have by now."""
         self.cancelled: set[int] = set()
         """Rows that are not wanted any more."""
+        self.begun = False
+        """The function may have seen it."""
 
     def live(self) -> list[int]:
         """The rows that are still to be run."""
@@ -158,8 +162,10 @@ class Drainer:
             held = connection.submit(self._claim(WAIT_S if self._blocked else 0.0)).result()
             if held is None and not self._blocked:
                 return None
-        if held is not None and self._time_over():
-            return None  # it is given back with what else is held
+        if held is not None:
+            held.begun = not self._time_over()
+            if self._left_alone or not held.begun:
+                return None  # it is given back with what else is held
         return held
 
     def _claim_ahead(self) -> None:
@@ -167,11 +173,13 @@ class Drainer:
             self._ahead = connection.submit(self._claim())
 
     def _used_up(self) -> bool:
-        return self._left == 0 or self._time_over()
+        return self._left == 0 or self._left_alone or self._time_over()
 
     def _time_over(self) -> bool:
         return self.plan.ends_s is not None and time.time() >= self.plan.ends_s
 
+    _left_alone = False
+    """The driver does not wait for this drain any more."""
     _blocked = False
     """Something is ready, and was not to be had: because of a limit, or since others were quicker."""
 
@@ -281,7 +289,7 @@ class Drainer:
     # ---------------------------------------------------------------------------------------------------------- tending
 
     async def _tend(self) -> None:
-        await asyncio.gather(self._pulse(), sweep(self._link), self._register())
+        await asyncio.gather(self._pulse(), sweep(self._link), self._register(), self._watch())
 
     async def _pulse(self) -> None:
         while True:
@@ -305,6 +313,19 @@ class Drainer:
                 held.cancelled.add(row)
             elif isinstance(answer, Rejected):
                 held.beat_s = min(held.beat_s, time.monotonic() + BEAT_AGAIN_S)
+
+    async def _watch(self) -> None:
+        """Sees whether the driver still waits. If not, what has not begun is given back at once: Spark will kill this
+        process soon. What has begun may end before that."""
+        while self.plan.driver and not self._left_alone:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                known = await self._link.ask(lambda store: store.workers(self.plan.tenant))
+            except AccessError:  # a token to claim with does not show workers
+                return
+            self._left_alone = self.plan.driver not in {worker.name for worker in known}
+        for held in [one for one in self._held if not one.begun and self._left_alone]:
+            await self._settle(held, dict.fromkeys(held.live(), RELEASED))
 
     async def _register(self) -> None:
         while True:
