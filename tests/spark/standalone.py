@@ -14,6 +14,9 @@ import pyspark
 
 from tests.crash.lifeline import die_with_parent
 
+#: For programs that start several: a Java that does not optimise much, nor collect in parallel, is up sooner.
+JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
@@ -46,7 +49,7 @@ def _started(daemon: list[str], directory: Path) -> subprocess.Popen[bytes]:
     with (directory / "daemons.log").open("ab") as log:
         return subprocess.Popen(
             command,
-            env=os.environ | small,
+            env=os.environ | JAVA | small,
             stdout=log,
             stderr=log,
             preexec_fn=die_with_parent,  # noqa: PLW1509 no other thread runs yet

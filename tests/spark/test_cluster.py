@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.server.running import ServerProcess
-from tests.spark.standalone import cluster
+from tests.spark.standalone import JAVA, cluster
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
 
@@ -29,17 +30,15 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_cluster_fills_reads_and_drains_through_a_server(server: str, tmp_path: Path) -> None:
-    """Rows become tasks once, both executors work them off, and a store on the driver's disk is refused."""
+    """Rows become tasks once, executors work them off, one of which is killed meanwhile, and each is done once; a store
+    on the driver's disk is refused."""
     with cluster(tmp_path) as master:
-        told = run("tests.spark.on_cluster", master, server, str(tmp_path / "own"), str(ROWS))
-    refused = told.pop("refused")
-    assert told == {
-        "enqueued": [ROWS, ROWS],
-        "completed": ROWS,
-        "executors": 2,
-        "sum": sum(n * n for n in range(ROWS)),
-        "events": {"enqueued": ROWS, "claimed": ROWS, "completed": ROWS},
-    }
+        told = run("tests.spark.on_cluster", master, server, str(tmp_path), str(ROWS))
+    refused, events = told.pop("refused"), told.pop("events")
+    assert told == {"enqueued": [ROWS, ROWS], "executors": 2, "sum": sum(n * n for n in range(ROWS))}
+    assert events["enqueued"] == events["completed"] == ROWS
+    assert events["lease_expired"] == events["claimed"] - ROWS > 0
+    assert (tmp_path / "killed").exists()
     assert "do not share" in refused
     assert "dibs serve" in refused
 
@@ -52,9 +51,8 @@ def test_spark_connect_does_the_same(tmp_path: Path) -> None:
 
 def run(program: str, *arguments: str) -> dict[str, Any]:
     """Runs a program with a Spark of its own, and returns the JSON that it prints last."""
-    done = subprocess.run(
-        [sys.executable, "-m", program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+    command, env = [sys.executable, "-m", program, *arguments], os.environ | JAVA
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

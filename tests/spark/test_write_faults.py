@@ -17,6 +17,7 @@ import pytest
 from dibs.stores import open_store
 from tests.spark.clusters import ROWS
 from tests.spark.looking import seen, tasks
+from tests.spark.standalone import JAVA
 from tests.spark.streams import ROWS_PER_BATCH
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -28,11 +29,7 @@ PATIENCE_S = 120.0
 def start(script: str, *args: object, **options: int) -> subprocess.Popen[str]:
     """Starts a script that has a Spark of its own."""
     command = [sys.executable, "-m", f"tests.spark.{script}", *map(str, args)]
-    # Java that does not optimise much, nor collect in parallel, is up sooner: several start here.
-    env = os.environ | {
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
+    env = os.environ | JAVA | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
 
 
