@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +38,22 @@ VALUES = {
     WriteOptions: ("acme", "fetch", "msgpack", 9, 3, 1.5, 60.0, 0.0, "l", "a", "/bad"),
     ActionOptions: ("purge", "acme"),
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("jobs", "{here}/jobs"),
+        ("lmdb:jobs", "lmdb:{here}/jobs"),
+        ("lmdb:/var/jobs", "lmdb:/var/jobs"),
+        ("shards:jobs?n=3", "shards:{here}/jobs?n=3"),
+        ("shards:[a,b]", "shards:[a,b]"),
+        ("http://queue:8080", "http://queue:8080"),
+    ],
+)
+def test_a_directory_is_the_same_for_all_processes(given: str, meant: str) -> None:
+    """Executors work in directories of their own, so a path travels whole."""
+    assert parse({"url": given}, ReadOptions).url == meant.format(here=Path.cwd())
 
 
 @pytest.mark.parametrize("kind", USES)

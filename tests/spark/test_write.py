@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_shards(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(3000, numPartitions=2).selectExpr("id AS n", "concat('k', id) AS key")
     write(rows, f"shards:{tmp_path / 'set'}?n=2")
     assert seen(f"shards:{tmp_path / 'set'}") == Counter(range(3000))
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_a_directory_that_was_taken_away(spark: SparkSession, url: str, how: str) -> None:
+    """Spark's Python processes are used again, and do not go on with files that are not there any more."""
+    directory = Path(url.removeprefix("lmdb:"))
+    write(spark.range(1000), url)
+    assert read(spark, url) == 1000
+    directory.rename(directory.with_name("elsewhere")) if how == "moved" else shutil.rmtree(directory)
+    write(spark.range(10), url)
+    assert read(spark, url) == 10
+    assert len(tasks(url)) == 10
+
+
+def read(spark: SparkSession, url: str) -> int:
+    """How many tasks Spark sees."""
+    return spark.read.format("dibs").options(url=url, view="tasks").load().count()
 
 
 def test_a_server(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ store belongs to one process and one event loop, so every process has its own, i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from dibs import settings
 from dibs.errors import StoreClosed, StoreUnavailable
 from dibs.portal import Portal
 from dibs.settings import mask
 from dibs.stores import open_store
+from dibs.stores.local import LocalStore
 from dibs.stores.protocol import Store
 from dibs.worker.link import StoreLink
 
@@ -24,8 +27,12 @@ T = TypeVar("T")
 GIVE_UP_S = 60.0
 """A store that does not answer is asked again for so long, by those who may wait."""
 
+CHECK_S = 1.0
+"""So long a store on this machine is taken to be where it was."""
+
 _portal = Portal("dibs-spark")
 _links: dict[tuple[int, str], StoreLink] = {}
+_checked_s: WeakKeyDictionary[Store, float] = WeakKeyDictionary()
 
 
 def ask(url: str, question: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
@@ -51,12 +58,27 @@ def link(url: str) -> StoreLink:
 
 async def _ask(url: str, question: Callable[[Store], Awaitable[T]], create: bool) -> T:
     known = link(url)
+    before = known.is_open
     store = await known.store(create=create)
+    # Spark's processes outlive a job: files that were moved away since, or made anew, are opened once more.
+    again = before and isinstance(store, LocalStore)
     try:
+        if isinstance(store, LocalStore):
+            await _check_there(store)
         return await question(store)
     except (StoreUnavailable, StoreClosed):
         await known.let_go(store)
-        raise
+        if not again:
+            raise
+    return await _ask(url, question, create)
+
+
+async def _check_there(store: LocalStore) -> None:
+    """Raises if the store is not any more where others look for it; looks once in a while."""
+    now_s = time.monotonic()
+    if now_s >= _checked_s.get(store, 0.0) + CHECK_S:
+        await store.probe()
+        _checked_s[store] = now_s
 
 
 async def itself(store: Store) -> Store:

@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from dibs import checks
 from dibs.errors import InvalidName, InvalidOption
@@ -139,7 +141,16 @@ def parse(given: Mapping[str, Any], kind: type[Options]) -> Options:
     except msgspec.ValidationError as error:
         raise InvalidOption(_told(str(error), named, kind)) from None
     _check(options)
-    return options
+    return replace(options, url=_whole(options.url))
+
+
+def _whole(url: str) -> str:
+    """Returns a URL that means the same in every process of this machine, whatever directory it works in."""
+    for scheme in ("lmdb:", "shards:"):
+        path = url.removeprefix(scheme)
+        if path != url:
+            return url if not path or path.startswith(("[", "lmdb:")) else f"{scheme}{Path(path).absolute()}"
+    return url if not url or ":" in url.partition("/")[0] else str(Path(url).absolute())
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -58,6 +58,11 @@ class StoreLink:
                     log.warning("%s answers again", self._name)
                 return answer
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a store is at hand from before."""
+        return self._store is not None
+
     async def store(self, *, create: bool = False) -> Store:
         """Returns the store, opened if it is not; `create`: made, too, if there is none."""
         if self._store is None:
