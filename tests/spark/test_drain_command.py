@@ -131,6 +131,13 @@ def test_without_pyspark(here: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_a_program_without_pyspark(here: Path) -> None:
+    """Whoever imports it is told what to install."""
+    code = "import sys; sys.modules['pyarrow'] = None; import dibs.spark"
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert "MissingDriver: Spark needs pyarrow, which is not installed: pip install 'dibs[spark]'" in done.stderr
+
+
 def test_nothing_but_the_summary_is_said(here: Path, url: str) -> None:
     """A Spark of its own starts and ends without a line on stderr."""
     fill(url, range(10))

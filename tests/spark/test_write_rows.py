@@ -279,6 +279,8 @@ def test_a_type_that_no_payload_can_hold() -> None:
     nested = StructType().add("v", StructType().add("x", VariantType()))
     with pytest.raises(InvalidOption, match="column v is STRUCT<X:VARIANT>, which no payload can hold"):
         plan(options(), nested)
+    with pytest.raises(InvalidOption, match="column m is MAP<STRUCT<A:INT>,INT>, which no payload can hold"):
+        plan(options(command="c"), schema("m MAP<STRUCT<a: INT>, INT>"))
 
 
 def test_option_columns_may_hold_nothing_at_all() -> None:

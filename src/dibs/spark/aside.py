@@ -6,7 +6,8 @@
     _bad+nightly+….json          the same of an attempt that has not been committed: Spark does not read such names
 
 Executors write the second; the driver gives those of the successful attempts their names just before it commits the
-load, so that no row of a committed load is in neither place. A repeated batch replaces the files of the first.
+load, so that no row of a committed load is in neither place. An attempt that failed after that is replaced by the next;
+the files of a load that is committed stay as they are, however often it is repeated.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ T = TypeVar("T")
 GIVE_UP_S = 60.0
 """A store that does not answer is asked again for so long, by those who may wait."""
 
-CHECK_S = 1.0
+CHECK_S = 0.05
 """So long a store on this machine is taken to be where it was."""
 
 _portal = Portal("dibs-spark")

@@ -16,12 +16,12 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 
 from dibs import checks
-from dibs.errors import InvalidOption, StoreError, UnknownChunk
-from dibs.ids import new_id
+from dibs.errors import InvalidOption, StoreError
 from dibs.spark import connection
 from dibs.spark.options import Where, parse
 from dibs.spark.payload import Values, type_named
 from dibs.spark.source import check_reachable
+from dibs.stores.loading import is_committed
 from dibs.task import BATCH_MAX, ByKey, Status, Task
 
 if TYPE_CHECKING:
@@ -114,13 +114,9 @@ def _key(df: DataFrame, name: str, by: str | Sequence[str] | None) -> Column:
 
 
 def _committed(lookup: Lookup) -> bool:
-    """Whether the load of that name is in. Asked by a commit of a chunk that nobody staged, which can change nothing;
-    where that cannot be told from here, the rows are staged, and their commit finds out."""
-    with contextlib.suppress(UnknownChunk, StoreError):
-        done = connection.ask(
-            lookup.url, lambda store: store.commit_load(lookup.tenant, lookup.name, 0, [new_id(lookup.tenant)])
-        )
-        return done.already
+    """Whether the load of that name is in. Where that cannot be told, rows are staged, and their commit finds out."""
+    with contextlib.suppress(StoreError):
+        return connection.ask(lookup.url, lambda store: is_committed(store, lookup.tenant, lookup.name))
     return False
 
 

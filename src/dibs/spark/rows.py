@@ -125,7 +125,7 @@ def _is_usable(kind: types.DataType) -> bool:
     if isinstance(kind, types.ArrayType):
         return _is_usable(kind.elementType)
     if isinstance(kind, types.MapType):
-        return _is_usable(kind.keyType) and _is_usable(kind.valueType)
+        return isinstance(kind.keyType, _PLAIN) and _is_usable(kind.valueType)
     return isinstance(kind, _PLAIN)
 
 

@@ -60,7 +60,10 @@ def check_java() -> None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
         raise MissingDriver(f"{_HOW}. {f'There is no {java}.' if java else 'There is none on the PATH.'}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        raise MissingDriver(f"{_HOW}. {java} cannot be run: {error.strerror}.") from error
     version = _VERSION.search(said)
     if version is not None and int(version[1]) < JAVA_MIN:
         raise MissingDriver(f"{_HOW}. {java} is version {version[1]}.")

@@ -31,7 +31,7 @@ from dibs.spark.aside import Aside, BadRows
 from dibs.spark.connection import ask, itself
 from dibs.spark.options import WriteOptions
 from dibs.spark.rows import Plan, Tasks, parts, plan
-from dibs.stores.loading import UNNAMED_KEEP_S, Load, asking, new_name
+from dibs.stores.loading import UNNAMED_KEEP_S, Load, asking, is_committed, new_name
 from dibs.stores.protocol import Store
 from dibs.task import CHUNKS_MAX, Committed, Rows
 
@@ -102,16 +102,21 @@ class Loading(Struct, frozen=True):
                 f"one write has at most {CHUNKS_MAX:,} chunks, and this one {len(chunk_ids):,}: write it in several "
                 "parts, or in fewer and larger partitions (df.coalesce), which have up to 1,000 rows or 1 MiB a chunk"
             )
+        tenant = self.plan.tenant
         if self.aside is not None:
+            if ask(self.url, lambda store: is_committed(store, tenant, load, seq)):
+                # What was set aside then is still to be mended, whatever has come of these rows now.
+                return self._done_before(load, seq, written)
             self.aside.publish(load, seq, {one.partition: one.bad_file for one in written if one.bad_file is not None})
         if not chunk_ids:
             return Committed(0)
-        tenant = self.plan.tenant
         done = ask(self.url, lambda store: store.commit_load(tenant, load, seq, chunk_ids, forget_s=forget_s))
-        if done.already:
-            log.warning("load %s was committed before (seq %d): nothing was enqueued", load, seq)
-            self._drop(chunk_ids)
-        return done
+        return self._done_before(load, seq, written) if done.already else done
+
+    def _done_before(self, load: str, seq: int, written: Sequence[Written]) -> Committed:
+        log.warning("load %s was committed before (seq %d): nothing was enqueued", load, seq)
+        self.abort(written)
+        return Committed(0, already=True)
 
     def abort(self, written: Sequence[Written]) -> None:
         """Forgets what the attempts staged."""

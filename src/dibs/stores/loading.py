@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from dibs.errors import InvalidInput, InvalidOption, StoreError
+from dibs.errors import InvalidInput, InvalidOption, StoreError, UnknownChunk
 from dibs.ids import chunk_id_of, id_to_text, new_id
 from dibs.stores.protocol import Store
 from dibs.task import CHUNKS_MAX, Committed, Rows, Staged
@@ -38,6 +38,14 @@ def asking(store: Store) -> Ask:
 def new_name() -> str:
     """Returns a name for a load that is given none."""
     return f"load-{id_to_text(new_id())}"
+
+
+async def is_committed(store: Store, tenant: str, name: str, seq: int = 0) -> bool:
+    """Whether a load has come so far. Asked by a commit of a chunk that nobody staged, which can change nothing."""
+    try:
+        return (await store.commit_load(tenant, name, seq, [new_id(tenant)])).already
+    except UnknownChunk:
+        return False
 
 
 class Load:
