@@ -225,7 +225,7 @@ async def test_turns() -> None:
 @pytest.mark.parametrize("handlers", [Tasks, lambda gate: CodeqTasks(gate, leases_by_subject=True)])
 async def test_reading_many(gate: Gate, handlers: Any) -> None:
     """Others have their turn after every large task that is read, also where none is good enough to be put in."""
-    items = raws([{"command": "job", "payload": "a" * 900_000, "priority": 99}] * COUNT)
+    items = raws([{"command": "no job", "payload": "a" * 900_000}] * COUNT)
     turns, answer = await turns_of(handlers(gate).create_batch(asked(SimpleNamespace(tasks=items))))
     assert ["error" in one for one in msgspec.json.decode(answer.body)["results"]] == [True] * COUNT
     assert turns == COUNT

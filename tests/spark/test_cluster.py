@@ -51,7 +51,8 @@ def test_spark_connect_does_the_same(tmp_path: Path) -> None:
 
 def run(program: str, *arguments: str) -> dict[str, Any]:
     """Runs a program with a Spark of its own, and returns the JSON that it prints last."""
-    command, env = [sys.executable, "-m", program, *arguments], os.environ | JAVA
+    command = [sys.executable, "-m", program, *arguments]
+    env = os.environ | JAVA | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

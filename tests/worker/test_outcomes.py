@@ -271,7 +271,7 @@ async def test_a_result_is_encoded_as_the_arguments_were(app: Dibs) -> None:
 
 async def test_payloads_and_results_are_not_logged(app: Dibs, caplog: pytest.LogCaptureFixture) -> None:
     """The log names tasks, not what they carry."""
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "dibs.worker"):
         handle = await declare(app, "loop", lambda _: "secret-result").aenqueue("secret-argument")
         await drained(app)
     assert await handle == "secret-result"
