@@ -107,6 +107,16 @@ def test_rows_that_are_told_apart_by_some_columns(spark: SparkSession, url: str,
     assert [task.priority for task in page.tasks] == [5, 5]
 
 
+def test_columns_of_any_name(spark: SparkSession, url: str) -> None:
+    """Dots and spaces are a part of the name, and no way into a struct."""
+    pages = spark.createDataFrame([("x", 1)], "`the url` STRING, `a.b` INT")
+    done = map_rows(pages, "title", url=url, name="odd", timeout_s=0)
+    assert done.columns[:3] == ["the url", "a.b", "status"]
+    assert done.count() == 1
+    [task] = ask(url, lambda store: store.list("default")).tasks
+    assert task.payload == b'{"the url":"x","a.b":1}'
+
+
 def test_what_is_gone_is_not_waited_for(spark: SparkSession, url: str) -> None:
     """Of tasks whose records are kept no longer, the status is null."""
     pages = spark.createDataFrame([("a",), ("b",)], "url STRING")
@@ -135,6 +145,7 @@ def test_what_is_gone_is_not_waited_for(spark: SparkSession, url: str) -> None:
         ({"timeout_s": -1}, "option timeout_s is -1"),
         ({"command": ""}, "is not a command"),
         ({"url": "memory:"}, "option url"),
+        ({"load": "other"}, "option load is not for map_rows"),
         ({"priorty": 3}, "option priorty is not known here: did you mean priority"),
     ],
 )

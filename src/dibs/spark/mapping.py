@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 KEY = "__dibs_key__"
+#: Options of writing that are not the caller's.
+OURS = ("load", "appid", "badrows")
 ADDED = ("status", "result", "error_type", "error_message", "attempts")
 LOOK_FIRST_S, LOOK_LAST_S = 0.05, 1.0
 """How soon, and how seldom, to look again for tasks that are not known yet."""
@@ -67,7 +69,8 @@ def map_rows(
     `name` is that of the load. The same call with the same name enqueues nothing again and finds what is there, in this
     program or the next: so it is resumed after a crash, or to wait on. Other rows, or another run over the same, need
     another name. The columns `by` tell rows apart, without them all columns do; of equal rows one is run, and all get
-    its result.
+    its result. The rows must be the same whenever Spark computes them: what is random or reads the clock is written to
+    a table first.
 
     `timeout_s` is how long each Spark task waits at most. What has not ended by then has the status it has, or null if
     no worker has come to it yet. Null is also the status of a task whose record is kept no longer: results are kept for
@@ -75,9 +78,12 @@ def map_rows(
     on.
     """
     lookup = _lookup(url=url, command=command, tenant=tenant, name=name, timeout_s=timeout_s)
-    clash = [column for column in df.columns if column in (*ADDED, KEY)]
+    clash = [column for column in df.columns if column.lower() in (*ADDED, KEY)]
     if clash:
         raise InvalidOption(f"the column {clash[0]} is one that map_rows adds: rename it before")
+    ours = [option for option in options if option.lower() in OURS]
+    if ours:
+        raise InvalidOption(f"option {ours[0]} is not for map_rows, which names the load by `name` and needs every row")
     check_reachable(lookup, df.sparkSession.conf.get("spark.master", None))
     keyed = df.withColumn(KEY, _key(df, name, by))
     kind = type_named("returns", returns)
@@ -109,8 +115,15 @@ def _key(df: DataFrame, name: str, by: str | Sequence[str] | None) -> Column:
     unknown = [column for column in columns if column not in df.columns]
     if unknown or not columns:
         raise InvalidOption(f"by names {unknown or 'nothing'}: choose from {', '.join(df.columns)}")
-    row = functions.to_json(functions.struct(*(df[column] for column in columns)), {"ignoreNullFields": "false"})
+    row = functions.to_json(functions.struct(*map(_named, columns)), {"ignoreNullFields": "false"})
     return functions.concat(functions.lit(f"{name}:"), functions.sha2(row, 256))
+
+
+def _named(column: str) -> Column:
+    """A column by its whole name, whatever characters that has."""
+    from pyspark.sql import functions
+
+    return functions.col("`" + column.replace("`", "``") + "`").alias(column)
 
 
 def _committed(lookup: Lookup) -> bool:
@@ -124,7 +137,7 @@ def _enqueue(keyed: DataFrame, columns: Sequence[str], lookup: Lookup, options: 
     from pyspark.sql import functions
 
     rows = keyed.dropDuplicates([KEY]).select(
-        functions.struct(*(keyed[column] for column in columns)).alias("payload"), keyed[KEY].alias("key")
+        functions.struct(*map(_named, columns)).alias("payload"), keyed[KEY].alias("key")
     )
     writer = rows.write.format("dibs").mode("append").options(**options)
     writer = writer.option("url", lookup.url).option("tenant", lookup.tenant)
