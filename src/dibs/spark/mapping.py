@@ -90,14 +90,18 @@ def map_rows(
     if not _committed(lookup):
         _enqueue(keyed, df.columns, lookup, options)
 
+    names = [*df.columns, KEY]
+
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ends_s = None if lookup.timeout_s is None else time.monotonic() + lookup.timeout_s
         values = Values(kind, unquoted=True)
-        for batch in batches:
+        for numbered in batches:
+            batch = numbered.rename_columns(names)
             for start in range(0, batch.num_rows, BATCH_MAX):
                 yield _answered(batch.slice(start, BATCH_MAX), lookup, values, ends_s)
 
-    return keyed.mapInArrow(look_up, _schema(df, kind))
+    # By number, since Spark takes a dot in a name for a way into a struct there.
+    return keyed.toDF(*map(str, range(len(names)))).mapInArrow(look_up, _schema(df, kind))
 
 
 def _lookup(**given: Any) -> Lookup:
