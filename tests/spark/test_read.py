@@ -213,6 +213,15 @@ def test_taking_filters_needs_sparks_switch(spark: SparkSession, shop: str) -> N
         view(spark, shop, "dead", pushFilters=True).collect()
 
 
+@pytest.mark.xfail(reason="Spark 4.3 keeps one plan for each load(), with the filters handed over last", strict=True)
+@pytest.mark.usefixtures("handing_over")
+def test_filters_of_one_frame_are_kept_apart(spark: SparkSession, shop: str) -> None:
+    """Once Spark keeps them apart, readers can take filters unless they are told otherwise."""
+    frame = view(spark, shop, "tasks", tenant="*", pushFilters=True)
+    both = frame.filter("status = 'FAILED'").unionAll(frame.filter("status = 'COMPLETED'"))
+    assert {row.status for row in both.select("status").collect()} == {"FAILED", "COMPLETED"}
+
+
 @pytest.mark.usefixtures("handing_over")
 def test_a_dataframe_may_be_used_with_several_filters(spark: SparkSession, shop: str) -> None:
     """Although Spark gives all parts of a query, and the queries after it, the rows of the filters it handed over last:

@@ -28,6 +28,8 @@ from dibs.task import BATCH_MAX, QueueStats
 
 COUNTS = ("claimed", "completed", "retried", "failed", "cancelled", "lost", "released")
 LOOK_S = 0.3
+ACCOUNT_LINES = 3
+"""So much of what Spark says of a job that failed."""
 INTERRUPTED = "Interrupted: what has begun ends, or comes back when its leases do."
 _SAID = re.compile(r"dibs\.errors\.(\w+): (.+)")
 
@@ -172,7 +174,11 @@ def _told(error: Exception) -> Exception:
     if ours:
         kind, text = ours[-1]
         return kind(text)
-    return click.ClickException(f"Spark gave up: {error}")
+    # What follows the first lines is Java's.
+    account = "\n".join(str(error).splitlines()[:ACCOUNT_LINES])
+    return click.ClickException(
+        f"Spark gave up: {account}\nWhat executors held comes back when its leases end: run it again."
+    )
 
 
 def _tell(session: Session, rows: list[Json], seconds: float) -> int:
@@ -183,11 +189,15 @@ def _tell(session: Session, rows: list[Json], seconds: float) -> int:
     if session.json:
         echo_json({**sums, "seconds": round(seconds, 3), "errors": dict(kinds.most_common()), "partitions": rows})
     else:
-        titles = ("WORKER", *(name.upper() for name in COUNTS), "BATCHES", "SECONDS")
+        titles = ("PARTITION", *(name.upper() for name in COUNTS), "BATCHES", "SECONDS")
         echo_table(
-            [Column(title, right=title != "WORKER", least=20 if title == "WORKER" else 0) for title in titles],
+            [Column(title, right=True) for title in titles],
             [
-                [row["worker"], *(count_text(row[name]) for name in (*COUNTS, "batches")), f"{row['seconds']:.1f}"]
+                [
+                    str(row["partition"]),
+                    *(count_text(row[name]) for name in (*COUNTS, "batches")),
+                    f"{row['seconds']:.1f}",
+                ]
                 for row in rows
             ],
         )

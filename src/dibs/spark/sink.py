@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from dibs.errors import InvalidOption, StoreError
+from dibs.errors import DibsError, InvalidOption
 from dibs.spark.aside import Aside, BadRows
 from dibs.spark.connection import ask, itself
 from dibs.spark.options import WriteOptions
@@ -86,7 +86,7 @@ class Loading(Struct, frozen=True):
             bad_rows.close()
         except BaseException:
             bad_rows.remove()
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(DibsError):
                 ask(self.url, lambda _: staging.drop())
             raise
         return Written(load, partition, chunk_ids, staging.rows, bad_rows.count, bad_rows.name)
@@ -126,7 +126,7 @@ class Loading(Struct, frozen=True):
 
     def _drop(self, chunk_ids: Sequence[bytes]) -> None:
         """What is not dropped is forgotten after a day, so that a store that cannot is no reason to fail."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(DibsError):
             ask(self.url, lambda store: _dropped(store, self.plan.tenant, chunk_ids))
 
 
