@@ -1,10 +1,28 @@
-"""What holds for all tests."""
+"""How the tests are shared out between processes."""
 
 from __future__ import annotations
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+SPARK = "tests/spark/"
+"""These share one Java process, and so one of ours."""
+
+
+class ByTopic(LoadScopeScheduling):  # type: ignore[misc]
+    """A process has a class or module at a time; all about Spark is one topic."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic:
+    """Topics are taken in the order in which they were collected."""
+    config.option.loadscopereorder = False
+    return ByTopic(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that have to share a process begin first: it would go on alone when the others are done."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Spark begins: its process would go on alone when the others are done."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))

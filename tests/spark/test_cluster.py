@@ -16,7 +16,7 @@ from tests.docs.pages import ROOT
 from tests.server.running import ServerProcess
 from tests.spark.standalone import JAVA, cluster
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 ROWS = 3_000
 

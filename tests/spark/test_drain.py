@@ -25,8 +25,6 @@ from dibs.stores.protocol import Store
 from dibs.task import Kind, NewTask, QueueConfig, QueueLimits, Settlement, Status, WorkerInfo
 from tests.spark.filling import fill, results_of, statuses_of, tasks_of
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def sums(summary: DataFrame) -> dict[str, int]:
     """What all Spark tasks did together; what is 0 is left out."""
@@ -181,6 +179,18 @@ def test_a_budget_of_time(spark: SparkSession, url: str) -> None:
     assert 0 < done["completed"] < 300
     assert done["claimed"] == done["completed"] + done.get("released", 0)
     assert statuses_of(url, ids) == {"COMPLETED": done["completed"], "PENDING": 300 - done["completed"]}
+
+
+def test_large_numbers_beside_missing_ones(spark: SparkSession, url: str) -> None:
+    """What a row has does not depend on the others of its batch; the task's own columns have names of their own."""
+    large = 2**53 + 1
+    ids = fill(url, [{"id": large, "task_id": 1}, {"id": None, "task_id": 2}])
+
+    def told(batch: Any) -> list[Any]:
+        return [[None if n is None else int(n), one] for n, one in zip(batch["id"], batch["task_task_id"], strict=True)]
+
+    drain(spark, url, "work", told, payload="id BIGINT, task_id INT", parallelism=1)
+    assert results_of(url, ids) == [[large, id_to_text(ids[0])], [None, id_to_text(ids[1])]]
 
 
 def test_leases_are_renewed(spark: SparkSession, url: str) -> None:

@@ -14,8 +14,6 @@ from dibs.cli import run
 from tests.cli.terminal import DIBS, dibs, environment
 from tests.spark.filling import fill, results_of, statuses_of
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 MODULE = """
 import threading
 
@@ -57,8 +55,8 @@ def test_a_queue_is_worked_off(
     said = capsys.readouterr()
     assert results_of(url, ids) == [2 * n for n in range(10)]
     head, *lines = said.out.splitlines()
-    assert head.split()[:4] == ["WORKER", "CLAIMED", "COMPLETED", "RETRIED"]
-    assert [line.split(":")[0] for line in lines] == ["spark", "spark"]
+    assert head.split()[:4] == ["PARTITION", "CLAIMED", "COMPLETED", "RETRIED"]
+    assert [line.split()[0] for line in lines] == ["0", "1"]
     assert said.err.startswith("10 tasks completed in ")
 
 
@@ -136,6 +134,11 @@ def test_a_program_without_pyspark(here: Path) -> None:
     code = "import sys; sys.modules['pyarrow'] = None; import dibs.spark"
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     assert "MissingDriver: Spark needs pyarrow, which is not installed: pip install 'dibs[spark]'" in done.stderr
+    code = (
+        "import sys; sys.modules['pyarrow'] = None; import pyspark_dibs; print(hasattr(pyspark_dibs, 'DefaultSource'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_nothing_but_the_summary_is_said(here: Path, url: str) -> None:

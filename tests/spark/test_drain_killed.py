@@ -15,8 +15,6 @@ from dibs.stores.protocol import Store
 from dibs.task import EventKind
 from tests.spark.filling import fill, tasks_of
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path

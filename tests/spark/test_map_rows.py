@@ -20,8 +20,6 @@ from dibs.stores.protocol import Store
 from dibs.task import Filter, Kind, QueueStats, Settlement, Status
 from tests.spark.filling import fill
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 APP = """
 from dibs import Dibs, Fail
 

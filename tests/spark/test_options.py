@@ -12,8 +12,6 @@ from pyspark.sql import SparkSession
 from dibs.errors import InvalidOption
 from dibs.spark.options import ActionOptions, ReadOptions, StreamReadOptions, Where, WriteOptions, parse
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 USES = (ReadOptions, StreamReadOptions, WriteOptions, ActionOptions)
 
 
@@ -105,6 +103,7 @@ def test_the_url_is_needed(kind: type[Where]) -> None:
         (ReadOptions, {"rowsPerPartition": "10"}, "option rowsPerPartition is '10': expected `int` >= 1000"),
         (ReadOptions, {"rowsPerPartition": "2000000"}, "option rowsPerPartition is '2000000': expected `int` <= "),
         (ReadOptions, {"rowsPerPartition": "many"}, "option rowsPerPartition is 'many': expected `int`, got `str`"),
+        (ReadOptions, {"payload": "BIGINT"}, "option payload is 'BIGINT': use string, binary, or a schema"),
         (ReadOptions, {"startingPosition": "latest"}, "option startingPosition is not known here"),
         (StreamReadOptions, {"startingPosition": "now"}, "option startingPosition is 'now': use one of earliest"),
         (StreamReadOptions, {"maxEventsPerTrigger": "0"}, "option maxEventsPerTrigger is '0': expected `int` >= 1"),
@@ -184,3 +183,9 @@ def test_a_stream_is_refused_by_the_driver(
     with pytest.raises(Exception) as error:  # noqa: PT011 Spark's, of several classes
         rows.writeStream.format("dibs").options(**options).trigger(availableNow=True).start().awaitTermination()
     assert told in str(error.value)
+
+
+def test_spark_finds_it_by_itself(spark: SparkSession, url: str) -> None:
+    """A session that nobody registered it with knows the format, by the package `pyspark_dibs`."""
+    with pytest.raises(Exception, match="StoreMissing: there is no store in"):
+        spark.newSession().read.format("dibs").option("url", url).load().count()

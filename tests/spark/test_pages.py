@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from tests.docs import spark_tables
 from tests.docs.pages import ROOT, Block, spark_programs
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("block", spark_programs(), ids=str)

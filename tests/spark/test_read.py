@@ -22,7 +22,7 @@ from tests.server.running import ServerProcess
 from tests.spark.looking import look
 from tests.spark.shop import DEAD, PAYLOADS, all_events, all_tasks, ended, event_row, fill, result_row, task_row
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 SWITCH = "spark.sql.python.filterPushdown.enabled"

@@ -54,7 +54,7 @@ from dibs.task import BATCH_MAX, EventKind, EventRun, Place, Status, Task
 from tests.spark.looking import look
 from tests.spark.shop import DEAD, all_tasks, ended, fill
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ID = StructType([StructField("id", StringType())])
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

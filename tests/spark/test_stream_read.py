@@ -25,7 +25,7 @@ from dibs.task import Kind, NewTask, Settlement
 from tests.spark.looking import look
 from tests.spark.shop import all_events
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 LOOK_S = 0.05
 PACE_S = 0.1

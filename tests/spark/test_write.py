@@ -18,8 +18,6 @@ from dibs.task import BATCH_MAX, Kind, NewTask, Place, Settlement, Status
 from tests.server.running import ServerProcess
 from tests.spark.looking import look, seen, staged_chunks, tasks, values
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def write(rows: DataFrame, url: str, **options: Any) -> None:
     """Writes rows as a batch, to the queue `fetch` unless that is said."""

@@ -20,8 +20,6 @@ from tests.spark.looking import seen, tasks
 from tests.spark.standalone import JAVA
 from tests.spark.streams import ROWS_PER_BATCH
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 

@@ -21,7 +21,7 @@ from dibs.spark.sink import Loading, Written
 from dibs.task import CHUNKS_MAX, NewTask, Rows
 
 # Spark itself reads what schemas say.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 UTC = dt.UTC
 

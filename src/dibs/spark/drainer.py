@@ -402,7 +402,7 @@ class Batches:
         self._values = Values(kind)
         self._fields = kind.fieldNames() if isinstance(kind, StructType) else []
         own = ("id", "key", "attempt", "enqueued_at")
-        self._names = [f"task_{name}" if name in self._fields else name for name in own]
+        self._names = [_free(name, self._fields) for name in own]
         self.id_column = self._names[0]
 
     def table(self, leases: Sequence[Lease]) -> tuple[pa.Table, Wrong]:
@@ -431,4 +431,10 @@ class Batches:
         if len(rows) != table.num_rows:
             table = table.take(rows)
         ids: list[str] = table.column(self.id_column).to_pylist()
-        return ids, table.to_pandas() if self._pandas else table
+        # Whole numbers stay whole, also in a batch in which one is missing: as floats, large ones would be others.
+        return ids, table.to_pandas(integer_object_nulls=True) if self._pandas else table
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """A name for a column of the task's own that no field of the payload has."""
+    return _free(f"task_{name}", taken) if name in taken else name

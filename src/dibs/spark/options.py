@@ -34,7 +34,11 @@ Action = Literal["replay", "purge", "cancel"]
 Codec = Literal["json", "msgpack", "raw"]
 
 #: Spark's own, which every sink or source is handed along with its options.
-SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "mergeschema", "__dummy__"})
+SPARKS_OWN = frozenset(
+    {"checkpointlocation", "queryname", "mergeschema", "__dummy__", "provider", "owner", "external", "comment"}
+)
+#: What `payload` says, as far as it can be told without Spark: a word of ours, or names with types.
+_SCHEMA = re.compile(r"^\s*(string|binary)\s*$|\S[\s:]+\S", re.IGNORECASE)
 _FIELD_AT = re.compile(r" - at `\$\.(\w+)`")
 
 Whole = Annotated[int, Meta(ge=1)]
@@ -184,6 +188,10 @@ def _check(options: Where) -> None:
         _named("tenant", checks.check_tenant, tenant)
     if isinstance(options, ReadOptions):
         _check_read(options)
+    if isinstance(options, ReadOptions) and not _SCHEMA.search(options.payload):
+        raise InvalidOption(
+            f"option payload is {options.payload!r}: use string, binary, or a schema such as 'url STRING, width INT'"
+        )
     if isinstance(options, WriteOptions):
         if options.command is not None:
             _named("command", checks.check_command, options.command)
