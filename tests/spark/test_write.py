@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+import threading
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from dibs.ids import id_to_text
+from dibs.spark import register
 from dibs.task import BATCH_MAX, Kind, NewTask, Place, Settlement, Status
 from tests.server.running import ServerProcess
 from tests.spark.looking import look, seen, staged_chunks, tasks, values
@@ -111,13 +113,33 @@ def test_shards(spark: SparkSession, tmp_path: Path) -> None:
     assert seen(f"shards:{tmp_path / 'set'}") == Counter(range(3000))
 
 
-@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_a_thread_of_its_own(spark: SparkSession, url: str) -> None:
+    """Once it is registered in the thread that writes, the format is known there."""
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            register(spark)
+            write(spark.range(10), url)
+        except Exception as error:  # noqa: BLE001 told by the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failed == []
+    assert len(tasks(url)) == 10
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
 def test_a_directory_that_was_taken_away(spark: SparkSession, url: str, how: str) -> None:
     """Spark's Python processes are used again, and do not go on with files that are not there any more."""
     directory = Path(url.removeprefix("lmdb:"))
     write(spark.range(1000), url)
     assert read(spark, url) == 1000
     directory.rename(directory.with_name("elsewhere")) if how == "moved" else shutil.rmtree(directory)
+    if how == "replaced":
+        look(url, lambda store: store.stats("default"))
     write(spark.range(10), url)
     assert read(spark, url) == 10
     assert len(tasks(url)) == 10

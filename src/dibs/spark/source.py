@@ -6,7 +6,7 @@ executors: readers and writers hold plain values only, and open the store where 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
 from dibs.errors import InvalidOption
 from dibs.settings import mask
@@ -86,7 +87,7 @@ def check_reachable(options: Where, master: str | None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Lets a session know ``format("dibs")``, and where its executors are."""
+    """Lets a session, and the thread that calls, know ``format("dibs")``, and where its executors are."""
     known = spark.conf.get("spark.master", None)
 
     class DibsHere(DibsSource):
@@ -95,3 +96,7 @@ def register(spark: SparkSession) -> None:
         master = known
 
     spark.dataSource.register(DibsHere)
+    if not is_remote():
+        # A writer looks for formats in the session of its thread, and a thread that Python started has none.
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
