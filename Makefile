@@ -1,8 +1,8 @@
 # Every target sets itself up: a fresh clone needs only make and Python 3.11 or newer.
 
 PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
-# Test processes; 0 runs the tests in one process, which is easier to debug.
-JOBS ?= 2
+# Test processes: one more than two cores, since many tests wait. 0 runs the tests in one, which is easier to debug.
+JOBS ?= 3
 # Passed on to the program a target runs: make bench ARGS=--help
 ARGS ?=
 

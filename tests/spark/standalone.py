@@ -17,6 +17,7 @@ from tests.crash.lifeline import die_with_parent
 #: For programs that start several: a Java that does not optimise much, nor collect in parallel, is up sooner.
 JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
+ROOT = Path(__file__).parents[2]
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
@@ -49,7 +50,7 @@ def _started(daemon: list[str], directory: Path) -> subprocess.Popen[bytes]:
     with (directory / "daemons.log").open("ab") as log:
         return subprocess.Popen(
             command,
-            env=os.environ | JAVA | small,
+            env=os.environ | JAVA | small | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             stdout=log,
             stderr=log,
             preexec_fn=die_with_parent,  # noqa: PLW1509 no other thread runs yet

@@ -17,10 +17,9 @@ import pytest
 from dibs.stores import open_store
 from tests.spark.clusters import ROWS
 from tests.spark.looking import seen, tasks
-from tests.spark.standalone import JAVA
+from tests.spark.standalone import JAVA, ROOT
 from tests.spark.streams import ROWS_PER_BATCH
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 
 
