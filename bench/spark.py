@@ -78,8 +78,12 @@ CASES = {
     "drain": "drained",
 }
 _UNITS = {"write": "rows/s", "read": "rows/s", "drain": "tasks/s"}
-_BESIDE = {"read events": "read events, a plain loop", "read tasks": "read tasks, a plain loop", "read results": "read tasks, a plain loop",
-           "drain": "drain, dibs worker, 1 process"}  # fmt: skip
+_BESIDE = {
+    "read events": "read events, a plain loop",
+    "read tasks": "read tasks, a plain loop",
+    "read results": "read tasks, a plain loop",
+    "drain": "drain, dibs worker, 1 process",
+}
 
 
 def _figures(seen: dict[str, list[float]], rows: int, plain: dict[str, Any]) -> list[Figure]:

@@ -169,7 +169,7 @@ def _told(error: str, named: Mapping[str, Any], kind: type[Where]) -> str:
     at = _FIELD_AT.search(error)
     if at is None:
         return f"the options cannot be read: {error}"
-    name, said = at[1], _FIELD_AT.sub("", error)
+    name, said = at[1], _FIELD_AT.sub("", error).replace("RFC3339 encoded datetime", "time: write 2026-01-31T12:00:00Z")
     [words] = [_words(field.type) for field in msgspec.structs.fields(kind) if field.encode_name == name]
     advice = f"use one of {', '.join(words)}" if words else f"{said[:1].lower()}{said[1:]}"
     return f"option {name} is {named.get(name)!r}: {advice}"
