@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from dibs.ids import id_to_text
 from dibs.spark import register
+from dibs.spark.connection import ask, itself
 from dibs.task import BATCH_MAX, Kind, NewTask, Place, Settlement, Status
 from tests.server.running import ServerProcess
 from tests.spark.looking import look, seen, staged_chunks, tasks, values
@@ -129,6 +133,24 @@ def test_a_thread_of_its_own(spark: SparkSession, url: str) -> None:
     thread.join()
     assert failed == []
     assert len(tasks(url)) == 10
+
+
+def test_a_process_keeps_its_store(spark: SparkSession, url: str) -> None:
+    """What a Python process of Spark has opened, once it has forked, serves all jobs that it works for."""
+    write(spark.range(1), url)
+
+    def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            stores = [id(ask(url, itself)) for _ in range(2)]
+            yield pa.record_batch({"pid": [os.getpid()], "same": [len(set(stores)) == 1], "store": stores[:1]})
+
+    seen_by: dict[int, set[int]] = {}
+    for _ in range(2):
+        for row in spark.range(0, 2, 1, 2).mapInArrow(opened, "pid LONG, same BOOLEAN, store LONG").collect():
+            assert row.same
+            seen_by.setdefault(row.pid, set()).add(row.store)
+    assert os.getpid() not in seen_by
+    assert [len(stores) for stores in seen_by.values()] == [1] * len(seen_by)
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
