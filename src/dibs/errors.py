@@ -26,6 +26,7 @@
     ├── JournalError
     │   ├── JournalReset       the cursor belongs to another store; start from the oldest event
     │   └── JournalTrimmed     events were trimmed before they were read; decide whether to go on
+    ├── LakeError              the directory cannot be used as a lake like this; the message says what to do
     └── StoreError
         ├── StoreUnavailable   repeat the call later; ids, claim ids and tokens make that safe
         ├── StoreClosed        open the store again
@@ -211,6 +212,13 @@ class JournalTrimmed(JournalError):
     """Events after the cursor were trimmed before they were read. Decide whether to go on from the oldest kept."""
 
     code = "journal_trimmed"
+
+
+class LakeError(DibsError):
+    """A lake is missing, in use, of another version or of other settings, or the directory is something else. Nothing
+    was changed."""
+
+    code = "lake"
 
 
 class StoreError(DibsError):

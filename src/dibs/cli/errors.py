@@ -17,6 +17,7 @@ from dibs.errors import (
     JournalError,
     JournalReset,
     JournalTrimmed,
+    LakeError,
     LeaseLostError,
     LimitExceeded,
     ModeMismatch,
@@ -46,7 +47,7 @@ class Exit(IntEnum):
     OK = 0, "done, and the outcome is the one that was asked for"
     NEGATIVE = 1, "done, but the outcome is negative: a task failed, an item was refused, the doctor found problems"
     USAGE = 2, "the call is wrong: an option, a name, a payload, a setting; nothing was changed"
-    STORE = 3, "the store is missing, refused, full, damaged or does not answer"
+    STORE = 3, "the store, or a lake, is missing, refused, full, damaged or does not answer"
     NOT_FOUND = 4, "there is no such task"
     TIMED_OUT = 5, "the time to wait ran out"
     JOURNAL = 6, "the journal cannot be read from that cursor"
@@ -64,6 +65,7 @@ EXIT_OF: dict[type[DibsError], Exit] = {
     TaskUnfinished: Exit.TIMED_OUT,
     TaskUnknown: Exit.NOT_FOUND,
     JournalError: Exit.JOURNAL,
+    LakeError: Exit.STORE,
     AccessError: Exit.DENIED,
     LimitExceeded: Exit.DENIED,
     StoreError: Exit.STORE,
@@ -76,8 +78,9 @@ HINT_OF: dict[type[DibsError], str] = {
     ModeMismatch: "Give --durability, or set DIBS_DURABILITY, to what the store was made with.",
     StoreFull: "`dibs dead purge` makes room; --max-bytes raises the limit.",
     StoreCorrupt: "Stop the workers, copy the directory, then run `dibs doctor`.",
-    JournalReset: "Leave --after out to start from the oldest event.",
-    JournalTrimmed: "Leave --after out to go on from the oldest event that is kept.",
+    JournalReset: "To start from the oldest event: leave --after out (export), or name a new --lake (history run).",
+    JournalTrimmed: "To go on from the oldest event that is kept: leave --after out (export), or give --go-on (history "
+    "run).",
 }
 
 

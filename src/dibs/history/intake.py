@@ -1,0 +1,220 @@
+"""Taking events in: a batch of the journal becomes a commit to the lake's events, attempts and tasks; gold follows.
+
+Each step reads what the lake holds, writes into its staging directory and commits. What was taken in is told by its
+place in the journal, so a batch that comes again, whole or in part, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 Spark's own custom
+
+from dibs.history import gold, silver
+from dibs.history.lake import NO_DATE, Change, Lake, LakeState, Position, staged_files
+from dibs.history.tables import GOLD, SCHEMA_VERSION, TABLES
+
+SMALL_FILES_MAX = 8
+"""So many small files a day has before they become one."""
+SMALL_BYTES = 32 * 2**20
+TASK = ("tenant", "id")
+
+Tell = Callable[[str, int], None]
+"""Is told what is being done, and how many events that is about."""
+
+
+class Taken(NamedTuple):
+    """What a batch brought."""
+
+    events: int
+    positions: dict[int, bytes]
+    """How far each shard's journal is in the lake now."""
+
+
+class Intake:
+    """Writes one lake, by one Spark session."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, tell: Tell) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._tell = tell
+        self._cores = spark.sparkContext.defaultParallelism
+
+    # -------------------------------------------------------------------------------------------- events and silver
+
+    def take(self, events: DataFrame) -> Taken:
+        """Takes in a batch of the journal, as far as it is not in the lake."""
+        self._tell("reading the journal", 0)
+        bronze = self._stage("events", self._unknown(events).withColumn("date", F.to_date("at")))
+        news = self._staged("events", bronze)
+        shards = self._news(news)
+        count = sum(row["count"] for row in shards)
+        if not count:
+            return Taken(0, {})
+        self._tell("following the tasks", count)
+        changes = [Change("events", bronze), *self._silver(news)]
+        state = _known(self._lake.state, shards)
+        self._commit([*changes, *self._compacted(changes)], state)
+        return Taken(count, {row["shard"]: bytes(row["cursor"]) for row in shards})
+
+    def rebuild(self) -> None:
+        """Makes silver and gold anew from the events that the lake holds."""
+        self._tell("following the tasks", self._lake.state.events)
+        news = self._table("events")
+        changes = self._silver(news, self._none("tasks"))
+        state = replace(self._lake.state, schema_version=SCHEMA_VERSION)
+        if state.began is not None:
+            state = replace(state, gold_from=state.began.date())
+        old = [change._replace(replaced=self._days(change.table)) for change in changes]
+        self._commit([*old, *(Change(table, None, self._days(table)) for table in GOLD)], state)
+        self.refine()
+
+    def _unknown(self, events: DataFrame) -> DataFrame:
+        """The events that are not in the lake: those beyond what it has of their shard."""
+        known = F.lit(False)
+        for shard, position in self._lake.state.positions.items():
+            known = known | F.expr(f"shard = {int(shard)} AND cursor <= X'{position.cursor}'")
+        return events.where(~known)
+
+    def _news(self, events: DataFrame) -> list[Row]:
+        grouped = events.groupBy("shard").agg(
+            F.count("*").alias("count"),
+            F.max("cursor").alias("cursor"),
+            F.max_by("at", "cursor").alias("at"),
+            F.min("at").alias("earliest"),
+            F.max("at").alias("latest"),
+        )
+        return grouped.collect()
+
+    def _silver(self, events: DataFrame, tasks: DataFrame | None = None) -> list[Change]:
+        known = self._table("tasks") if tasks is None else tasks
+        opened = known.where("date IS NULL")
+        revived = self._revived(events, known)
+        folded = silver.fold(events, opened.unionByName(revived))
+        gone = revived.select("date").distinct().collect()
+        days = [row["date"] for row in gone]
+        touched = events.select(*TASK).distinct()
+        left = [opened.join(touched, [*TASK], "left_anti")]
+        if days:
+            own = [*TASK, "ended_at"]
+            left.append(known.where(F.col("date").isin(days)).join(revived.select(*own), own, "left_anti"))
+        staged = self._stage("tasks", _union([folded.tasks, *left]))
+        under_way = silver.running(self._staged("tasks", staged).where("date IS NULL"))
+        attempts = self._stage("attempts", folded.attempts.unionByName(under_way))
+        replaced = [NO_DATE, *(f"date={day.isoformat()}" for day in days)]
+        return [Change("tasks", staged, replaced), Change("attempts", attempts, [NO_DATE])]
+
+    def _revived(self, events: DataFrame, tasks: DataFrame) -> DataFrame:
+        """The ended tasks that these events bring back: dead letters, of which the latest of an id is meant."""
+        first = events.where("kind NOT IN ('cancelling', 'purged')").groupBy(*TASK)
+        ids = first.agg(F.min_by("kind", "cursor").alias("first")).where("first = 'replayed'").select(*TASK)
+        if ids.isEmpty():
+            return self._none("tasks")
+        dead = tasks.where("date IS NOT NULL AND outcome = 'failed'").join(F.broadcast(ids), [*TASK], "left_semi")
+        latest = F.row_number().over(silver.by_task().orderBy(F.desc("ended_at")))
+        return dead.withColumn("latest", latest).where("latest = 1").drop("latest")
+
+    # --------------------------------------------------------------------------------------------------------- gold
+
+    def refine(self) -> None:
+        """Brings the gold tables up to what silver holds: the days that are touched, and those after them."""
+        state = self._lake.state
+        if state.gold_from is None or state.began is None or state.horizon is None:
+            return
+        first, last = min(state.gold_from, state.horizon.date()), state.horizon.date()
+        self._tell("adding up", 0)
+        attempts, tasks, events = (self._since(table, first) for table in ("attempts", "tasks", "events"))
+        replays = events.where("kind = 'replayed'").select("tenant", "command", "at")
+        target = gold.Target(state.target_wait_s, state.target_share)
+        span = gold.Span(state.began, state.horizon)
+        changes: list[Change] = []
+        try:
+            for table, rows in gold.compute(attempts, tasks, replays, span, first, last, target).items():
+                self._tell(f"adding up {table}", 0)
+                days = [day for day in self._days(table) if day >= f"date={first.isoformat()}"]
+                changes.append(Change(table, self._stage(table, rows.coalesce(1)), days))
+        finally:
+            self._spark.catalog.clearCache()
+        self._commit(changes, replace(state, gold_from=None))
+
+    # ------------------------------------------------------------------------------------------------- small files
+
+    def _compacted(self, changes: Iterable[Change]) -> list[Change]:
+        """Joins the small files of days that would have too many of them."""
+        compacted: list[Change] = []
+        for change in [change for change in changes if change.staged is not None]:
+            for day in sorted({file.parent.name for file in staged_files(change.staged)} - set(change.replaced)):
+                small = [file for file in self._lake.files(change.table, day) if file.stat().st_size < SMALL_BYTES]
+                if len(small) < SMALL_FILES_MAX:
+                    continue
+                self._tell("joining small files", 0)
+                columns = [column.name for column in TABLES[change.table].columns]
+                rows = self._spark.read.parquet(*map(str, small)).select(*columns).coalesce(1)
+                joined = self._lake.staging(f"joined-{change.table}-{day.removeprefix('date=')}")
+                rows.write.parquet(str(joined / day))
+                compacted.append(Change(change.table, joined, removed=small))
+        return compacted
+
+    # -------------------------------------------------------------------------------------------- reading and writing
+
+    def _commit(self, changes: Iterable[Change], state: LakeState) -> None:
+        self._tell("committing", 0)
+        self._lake.commit(changes, state)
+
+    def _table(self, table: str) -> DataFrame:
+        return self._read(table, self._lake.path / table)
+
+    def _since(self, table: str, first: date) -> DataFrame:
+        return self._table(table).where((F.col("date") >= F.lit(first)) | F.col("date").isNull())
+
+    def _staged(self, table: str, staged: Path) -> DataFrame:
+        return self._read(table, staged)
+
+    def _read(self, table: str, path: Path) -> DataFrame:
+        return self._spark.read.schema(TABLES[table].ddl()).parquet(str(path))
+
+    def _none(self, table: str) -> DataFrame:
+        return self._spark.createDataFrame([], TABLES[table].ddl())
+
+    def _stage(self, table: str, rows: DataFrame) -> Path:
+        path = self._lake.staging(table)
+        columns = [column.name for column in TABLES[table].columns]
+        rows.select(*columns, "date").coalesce(self._cores).write.partitionBy("date").parquet(str(path))
+        return path
+
+    def _days(self, table: str) -> list[str]:
+        return sorted({file.parent.name for file in self._lake.files(table)})
+
+
+def _known(state: LakeState, shards: Iterable[Row]) -> LakeState:
+    """The state of a lake that has taken these events in."""
+    rows = list(shards)
+    began = min(_utc(row["earliest"]) for row in rows)
+    horizon = max(_utc(row["latest"]) for row in rows)
+    touched = min(began, state.horizon or began).date()
+    positions = {str(row["shard"]): Position(cursor=row["cursor"].hex(), at=_utc(row["at"])) for row in rows}
+    return replace(
+        state,
+        events=state.events + sum(row["count"] for row in rows),
+        positions=state.positions | positions,
+        began=min(began, state.began or began),
+        horizon=max(horizon, state.horizon or horizon),
+        gold_from=min(touched, state.gold_from or touched),
+    )
+
+
+def _utc(time: datetime) -> datetime:
+    """Spark hands times over in the zone of this process, without saying so."""
+    return time.astimezone(UTC)
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    return whole
