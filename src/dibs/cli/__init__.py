@@ -46,6 +46,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "workers": Entry("Queues", "dibs.cli.queues:workers", "Show the workers that are alive."),
     "stats": Entry("Queues", "dibs.cli.queues:stats", "Show a tenant's totals, or every tenant's."),
+    "history": Entry("Store", "dibs.cli.history:history", "Keep the history of a queue as tables, look at it, ask it."),
     "export": Entry("Store", "dibs.cli.journal:export", "Write the journal as JSON lines or Parquet."),
     "sweep": Entry("Store", "dibs.cli.care:sweep", "Promote, take back and prune what time has made due."),
     "backup": Entry("Store", "dibs.cli.care:backup", "Copy the store, as of one moment, into a new directory."),

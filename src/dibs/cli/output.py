@@ -318,6 +318,22 @@ def progress(what: str, total: int | None = None, *, counted: bool = True) -> It
 
 
 @contextlib.contextmanager
+def status(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on stderr, if that is a terminal, what is being done and for how long; yields the function that says
+    something else."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        line = shown.add_task(what, total=None)
+        yield lambda text: shown.update(line, description=text)
+
+
+@contextlib.contextmanager
 def rows_progress(what: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
     """Shows on stderr, if that is a terminal, how far a file is read, how many rows that were, and how many a second;
     yields the function that adds a part of the `total`, and rows."""

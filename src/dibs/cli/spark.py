@@ -83,7 +83,7 @@ def drain(session: Session, /, function: str, command: str, master: str | None, 
     delay_s. Each row is settled by itself: where FN raises, its batch is halved until the bad rows stand alone. Ends
     when nothing is ready. The exit code is 1 if tasks failed.
     """
-    _check_installed()
+    check_installed()
     from dibs import spark as sparks
 
     fn = _travelling(import_function(function))
@@ -102,11 +102,12 @@ def drain(session: Session, /, function: str, command: str, master: str | None, 
         if _interrupted(error):
             note(INTERRUPTED)
             raise KeyboardInterrupt from error
-        raise _told(error) from error
+        raise told(error, "What executors held comes back when its leases end: run it again.") from error
     return _tell(session, rows, time.monotonic() - began_s)
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raises, with advice, if Spark's Python packages are not here."""
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
     if missing:
         raise MissingDriver(f"Spark needs {', '.join(missing)}, not installed here: pip install 'dibs[spark]'")
@@ -164,9 +165,9 @@ def _interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _told(error: Exception) -> Exception:
-    """Returns the error that an executor raised, where it is ours: Spark hands on its text, in a long one of its
-    own."""
+def told(error: Exception, advice: str) -> Exception:
+    """Returns the error that an executor raised, where it is ours: Spark hands on its text, in a long one of its own.
+    What is Spark's is told in short, with `advice`."""
     if not type(error).__module__.startswith(("pyspark", "py4j")):
         return error
     found = [(getattr(errors, name, None), text) for name, text in _SAID.findall(str(error))]
@@ -176,9 +177,7 @@ def _told(error: Exception) -> Exception:
         return kind(text)
     # What follows the first lines is Java's.
     account = "\n".join(str(error).splitlines()[:ACCOUNT_LINES])
-    return click.ClickException(
-        f"Spark gave up: {account}\nWhat executors held comes back when its leases end: run it again."
-    )
+    return click.ClickException(f"Spark gave up: {account}\n{advice}")
 
 
 def _tell(session: Session, rows: list[Json], seconds: float) -> int:

@@ -27,11 +27,11 @@ from dibs.task import JournalBounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 BATCH_EVENTS = 1_500_000
 """So many events are taken in by one commit at most."""
-LOOK_S = 0.5
+LOOK_S = 1
 
 CONFIG = {
     "spark.sql.shuffle.partitions": "8",
