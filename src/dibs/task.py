@@ -84,6 +84,8 @@ class Reason(StrEnum):
     DUPLICATE = "DUPLICATE"
     LIMIT = "LIMIT"
     """With `promoted`: its limit_key has room again."""
+    DELAYED = "DELAYED"
+    """With `enqueued` and `retried`: it becomes ready later, and `promoted` says when."""
 
 
 class Cause(StrEnum):

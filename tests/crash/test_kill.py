@@ -260,7 +260,7 @@ async def check_store(store: LocalStore, tasks: dict[bytes, Task], events: list[
     assert stats.bytes == sum(
         len(task.payload) + len((task.result and task.result.data) or b"") for task in tasks.values()
     )
-    assert replayed(events) == {(TENANT, task_id): task.status for task_id, task in tasks.items()}
+    assert replayed(events) == {(TENANT, task_id): (task.status, task.place) for task_id, task in tasks.items()}
     ends = {(task.status, task.reason) for task in tasks.values() if task.status is not Status.FAILED}
     assert ends <= {(Status.COMPLETED, None), (Status.CANCELLED, Reason.DUPLICATE)}
 

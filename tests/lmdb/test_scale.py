@@ -118,6 +118,17 @@ async def test_the_sweep_does_not_visit_idle_queues(directory: Path, clock: Manu
         assert beside == alone
 
 
+async def test_the_events_of_a_batch_are_few_runs(directory: Path, clock: ManualClock) -> None:
+    """However ready and delayed tasks take turns in a batch, the journal tells of each sort once."""
+    async with await open_store(str(directory), clock=clock, settings=RELAXED) as store:
+        await put_many(store, 1_000)
+        mixed = [NewTask(command="work", id=new_id(), delay_s=5.0 * (number % 2)) for number in range(1_000)]
+        await store.enqueue(TENANT, mixed)
+        page = await store.runs(TENANT, limit=10_000)
+        assert [(run.count(), run.reason) for run in page.runs] == [(1_000, ""), (500, ""), (500, "DELAYED")]
+        assert page.runs[2].ids == b"".join(task.id for task in mixed[1::2])
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What each call, from now on, asks of the engine."""

@@ -109,7 +109,8 @@ COLUMNS: Mapping[View, Sequence[Column]] = {
         *_WHOSE,
         Column("attempt", "INT", "the delivery it belongs to; 0: none yet"),
         Column("worker", "STRING", "who held the task; empty: nobody"),
-        Column("reason", "STRING", "why, in one word, where the queue decided; else empty"),
+        Column("reason", "STRING", "why, in one word: how it ended, `DELAYED` (enqueued, retried: it becomes ready "
+               "later), `LIMIT` (promoted: there is room again); else empty"),
         Column("error_type", "STRING", "the class of what the handler raised; else empty"),
         Column("error_line", "STRING", "the first line of its text; else empty"),
         Column("fingerprint", "STRING", "the same for errors that differ only in ids, numbers and addresses"),

@@ -28,6 +28,7 @@ from dibs.task import (
     DEAD_RETENTION_DEFAULT_S,
     LEASE_DEFAULT_S,
     MAX_ATTEMPTS_DEFAULT,
+    MOVES,
     RELEASES_FREE,
     RESULT_TTL_DEFAULT_S,
     UNKEPT_STATE_S,
@@ -79,25 +80,40 @@ EVENT_MOVES: dict[EventKind, tuple[frozenset[Status | None], Status | None]] = {
     EventKind.PURGED: (frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED}), None),
 }
 
+#: Where a task of each status stands, unless the event says that it waits.
+_STANDS = {
+    Status.PENDING: Place.READY,
+    Status.IN_PROGRESS: Place.LEASED,
+    Status.COMPLETED: Place.NONE,
+    Status.FAILED: Place.DEAD,
+    Status.CANCELLED: Place.NONE,
+}
+#: Events of tasks that stay where they are: who asks for a cancel changes nothing yet, and who is parked is ready.
+_STAYS = {(EventKind.CANCELLING, ""), (EventKind.PROMOTED, Reason.LIMIT)}
+
 
 def replayed(
     events: Iterable[Event], pruned: frozenset[tuple[str, bytes]] = frozenset()
-) -> dict[tuple[str, bytes], Status]:
-    """Returns what the journal alone says of every task, and checks that it tells a legal story. `pruned`: ids that
-    retention let go at some time, which is not journalled, so that they may have been enqueued anew."""
-    statuses: dict[tuple[str, bytes], Status] = {}
+) -> dict[tuple[str, bytes], tuple[Status, Place]]:
+    """Returns what the journal alone says of every task, and checks that it tells a legal story. Retries with a delay
+    must have given no reason of their own. `pruned`: ids that retention let go at some time, which is not journalled,
+    so that they may have been enqueued anew."""
+    known: dict[tuple[str, bytes], tuple[Status, Place]] = {}
     for event in events:
         who = (event.tenant, event.id)
         before, after = EVENT_MOVES[event.kind]
-        known = statuses.get(who)
         if event.kind is EventKind.ENQUEUED and who in pruned:
-            known = None
-        assert known in before, f"{event.kind} of a task that was {known}"
+            known.pop(who, None)
+        status, place = known.get(who, (None, None))
+        assert status in before, f"{event.kind} of a task that was {status}"
         if after is None:
-            del statuses[who]
+            del known[who]
         else:
-            statuses[who] = after
-    return statuses
+            stands = Place.DELAYED if event.reason == Reason.DELAYED else _STANDS[after]
+            stays = (event.kind, event.reason) in _STAYS and place is stands
+            assert stays or (place, stands) in MOVES, f"{event.kind} of a task that stood in {place}"
+            known[who] = (after, stands)
+    return known
 
 
 @dataclass

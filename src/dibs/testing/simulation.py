@@ -611,7 +611,7 @@ class StoreMachine(RuleBasedStateMachine):
                 return sorted(listed)
 
     async def _check_journal(self) -> None:
-        """What the journal tells leads to the statuses that the tasks have."""
+        """What the journal tells leads to the statuses that the tasks have, and to where they stand."""
         events: list[Event] = []
         for bounds in await self.store.journal_bounds():
             after: bytes | None = None
@@ -621,9 +621,9 @@ class StoreMachine(RuleBasedStateMachine):
                 after = page.cursor
                 if not page.more:
                     break
-        statuses = replayed(events, frozenset(self.model.pruned))
+        told = replayed(events, frozenset(self.model.pruned))
         for who, task in self.model.tasks.items():
-            self.same(statuses[who], task.status)
+            self.same(told[who], (task.status, task.place))
             assert task.place in PLACES[task.status]
 
     # -------------------------------------------------------------------------------------------------------- helpers

@@ -57,9 +57,10 @@ class JournalWriter:
         self.last, self.queue = run, queue
         return run
 
-    def rows(self, queue: QueueKeys, rows: RunRows) -> None:
+    def rows(self, queue: QueueKeys, rows: RunRows, detail: Detail | None) -> None:
         """Journals that rows of a load were put in."""
-        self.runs.append(Run(EventKind.ENQUEUED, queue.tenant.name, queue.command, self._at_ms, "", [], [], None, rows))
+        run = self.begin(queue, EventKind.ENQUEUED, "", detail)
+        run.rows = rows
         self.last = None
 
     def entries(self, version: int) -> Iterator[tuple[bytes, bytes]]:

@@ -60,7 +60,7 @@ from dibs.stores.ordered.records import (
     encode_load,
     encode_rows,
 )
-from dibs.stores.ordered.work import QueueWork, Work
+from dibs.stores.ordered.work import IS_DELAYED, QueueWork, Work
 from dibs.task import Committed, EventKind, NewTask, Reason, Rows, Staged, StagedPart
 
 #: So long a decision may wait for the shard that a part of its chunks is in; looked at so often.
@@ -363,7 +363,8 @@ def _put_block(work: Work, tenant: TenantKeys, head: Head, number: int, block: B
         block.wait, block.due = NO_WAIT, 0
     at_ms = 0 if block.wait == NO_WAIT else due_ms(head, block, block.due)
     queue.put_block(block_entry(tenant, head, number), block.count, block.size, at_ms)
-    work.txn.journal.rows(queue.keys, RunRows(head.chunk_id, block.count, block.tails))
+    rows = RunRows(head.chunk_id, block.count, block.tails)
+    work.txn.journal.rows(queue.keys, rows, IS_DELAYED if at_ms else None)
     if block.expires_ms:
         name = block_name(head.chunk_id[:CHUNK_BYTES], number)
         work.expire(head.at_ms + block.expires_ms, EXPIRE_BLOCK, tenant.name, name)

@@ -163,12 +163,13 @@ def _retry(queue: QueueWork, item: Settlement, state: State) -> None:
         _fail(queue, item, state, Reason.MAX_ATTEMPTS)
         return
     _keep_error(queue, item, state)
-    delay_ms = round(item.delay_s * 1000)
+    delay_ms, reason = round(item.delay_s * 1000), item.reason or ""
     if delay_ms:
         queue.to_delayed(item.id, state, queue.work.now_ms + delay_ms)
+        reason = reason or Reason.DELAYED
     else:
         queue.to_ready(item.id, state)
-    queue.event(EventKind.RETRIED, item.id, state.attempts, state.worker, _detail(item, item.reason or ""))
+    queue.event(EventKind.RETRIED, item.id, state.attempts, state.worker, _detail(item, reason))
 
 
 def _fail(queue: QueueWork, item: Settlement, state: State, reason: str) -> None:

@@ -74,6 +74,7 @@ _UNKEPT_STATE_MS = int(UNKEPT_STATE_S * 1000)
 _DEAD_RETENTION_MS = int(DEAD_RETENTION_DEFAULT_S * 1000)
 _NO_CONFIG = QueueConfig()
 _CLAIMED, _COMPLETED = EventKind.CLAIMED, EventKind.COMPLETED
+IS_DELAYED = Detail(Reason.DELAYED)
 
 
 class Work:
@@ -215,6 +216,9 @@ class Work:
             if queue.new:
                 queue.events(EventKind.ENQUEUED, queue.new, [0] * len(queue.new))
                 queue.new = []
+            if queue.new_delayed:
+                queue.events(EventKind.ENQUEUED, queue.new_delayed, [0] * len(queue.new_delayed), detail=IS_DELAYED)
+                queue.new_delayed = []
 
     def pending(self) -> bool:
         """True if something was collected and not flushed: a call that raises must not leave that to the next."""
@@ -250,6 +254,7 @@ class QueueWork:
         "key_limit",
         "keys",
         "new",
+        "new_delayed",
         "tenant",
         "whole",
         "work",
@@ -277,7 +282,8 @@ class QueueWork:
         self._due_ms: int | None = None
         self._ready: bool | None = None
         self.new: list[bytes] = []
-        """The tasks put in by this call, not journalled yet."""
+        """The tasks put in by this call, not journalled yet; those that become ready later are apart."""
+        self.new_delayed: list[bytes] = []
 
     def set_configs(self, config: QueueConfig, whole: QueueConfig) -> None:
         """Takes over the configurations of the queue and of its tenant. Both tell whether the end of a lease makes room
@@ -324,11 +330,13 @@ class QueueWork:
         work.entries.append(self._prefixes[place] + state.rank + task_id)
         self.counts[place] += 1
         self.counts[BYTES] += state.size
+        if place == DELAYED:
+            self.new_delayed.append(task_id)
+            self._due(state.due_ms)
+            return
         self.new.append(task_id)
         if place == READY:
             self._ready = True
-        elif place == DELAYED:
-            self._due(state.due_ms)
 
     def put_alike(self, ids: list[bytes], state: State, bodies: list[bytes], sizes: list[int]) -> None:
         """Puts new tasks in at the back of a priority. They share `state` up to rank and size, so theirs are cast from
@@ -605,7 +613,9 @@ class QueueWork:
         run.ids.append(task_id)
         run.attempts.append(attempt)
 
-    def events(self, kind: EventKind, ids: list[bytes], attempts: list[int], worker: str = "") -> None:
+    def events(
+        self, kind: EventKind, ids: list[bytes], attempts: list[int], worker: str = "", detail: Detail | None = None
+    ) -> None:
         """Journals the same transition of several tasks."""
         for start in range(0, len(ids), ENTRY_EVENTS_MAX):
             run = self._journal.last
@@ -616,10 +626,10 @@ class QueueWork:
                 or self._journal.queue is not self.keys
                 or run.kind is not kind
                 or run.worker != worker
-                or run.detail is not None
+                or run.detail != detail
                 or len(run.ids) + len(some) > ENTRY_EVENTS_MAX
             ):
-                run = self._journal.begin(self.keys, kind, worker, None)
+                run = self._journal.begin(self.keys, kind, worker, detail)
                 run.room = self._room
             run.ids += some
             run.attempts += attempts[start:end]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dibs.clock import ManualClock
 from dibs.ids import new_id
 from dibs.stores.protocol import Store
-from dibs.task import Enqueued, EventKind, NewTask, Place, Status
+from dibs.task import Enqueued, ErrorInfo, EventKind, Kind, NewTask, Place, Reason, Status
 from dibs.testing.contract.order import assert_order
 from dibs.testing.contract.steps import (
+    BOOM,
     COMMAND,
     TENANT,
     assert_counts,
@@ -23,7 +26,9 @@ from dibs.testing.contract.steps import (
     pass_time,
     put,
     put_many,
+    read_events,
     retry,
+    settle,
     sweep_all,
     take,
 )
@@ -161,3 +166,38 @@ class TestDelay:
         assert set(await drain(store)) == {tasks[0].id, tasks[2].id}
         clock.advance(20)
         assert set(await drain(store)) == {tasks[1].id, tasks[3].id}
+
+    async def test_the_journal_says_who_waits(self, store: Store, clock: ManualClock) -> None:
+        """The event of an enqueue says DELAYED if the task is not ready yet, alone or in a batch, and nothing if it is;
+        `promoted` says when it became ready."""
+        now_ms = clock.now_ms()
+        batch = [
+            NewTask(command=COMMAND, id=new_id()),
+            NewTask(command=COMMAND, id=new_id(), delay_s=10),
+            NewTask(command=COMMAND, id=new_id(), run_at_ms=now_ms - 5),
+            NewTask(command=COMMAND, id=new_id(), run_at_ms=now_ms + 5_000),
+            NewTask(command=COMMAND, id=new_id(TENANT, COMMAND, "k"), key="k", delay_s=1),
+        ]
+        await store.enqueue(TENANT, batch)
+        ready = [batch[0].id, batch[2].id, await put(store, delay_s=0), *await put_many(store, 20)]
+        later = [batch[1].id, batch[3].id, batch[4].id, await put(store, delay_s=7)]
+        later += await put_many(store, 20, delay_s=8)
+        told = {event.id: event.reason for event in await read_events(store)}
+        assert told == dict.fromkeys(ready, "") | dict.fromkeys(later, Reason.DELAYED)
+        await pass_time(store, clock, 10)
+        promoted = [event for event in await read_events(store) if event.kind is EventKind.PROMOTED]
+        assert sorted(event.id for event in promoted) == sorted(later)
+        assert {event.reason for event in promoted} == {""}
+
+    @pytest.mark.parametrize("error", [None, BOOM], ids=["no error", "an error"])
+    async def test_the_journal_says_which_retry_waits(self, store: Store, error: ErrorInfo | None) -> None:
+        """A retry with a delay says DELAYED, one without a delay nothing; a word of the settlement's own stays."""
+        said: list[dict[str, Any]] = [{"delay_s": 5}, {}, {"delay_s": 5, "reason": "BUSY"}, {"reason": "BUSY"}]
+        ids = []
+        for how in said:
+            ids.append(await put(store))
+            await settle(store, await take(store), Kind.RETRY, error=error, **how)
+            await store.cancel(TENANT, [ids[-1]])
+        told = {event.id: event for event in await read_events(store) if event.kind is EventKind.RETRIED}
+        assert [told[task_id].reason for task_id in ids] == [Reason.DELAYED, "", "BUSY", "BUSY"]
+        assert {event.error_type for event in told.values()} == {error.type if error else ""}

@@ -62,6 +62,7 @@ class TestEvents:
         assert attempts == [1, 1, 2, 3]
         assert {(event.tenant, event.command) for event in events} == {(TENANT, COMMAND)}
         assert events[-1].attempt == 3
+        assert {event.kind for event in events if event.reason} == {EventKind.ENQUEUED, EventKind.RETRIED}
 
     @pytest.mark.parametrize(
         ("ending", "last", "reason"),

@@ -7,7 +7,7 @@ import pytest
 from dibs.clock import ManualClock
 from dibs.errors import JournalTrimmed
 from dibs.stores.protocol import Store
-from dibs.task import Event, EventKind, NewTask
+from dibs.task import Event, EventKind, NewTask, Place, Reason
 from dibs.testing.contract.reading import WEEK_S, shard_of
 from dibs.testing.contract.steps import (
     COMMAND,
@@ -53,7 +53,8 @@ class TestLoadEvents:
         for event in events:
             assert event.command == tasks[event.id].command
             assert (event.kind, event.tenant, event.at_ms) == (EventKind.ENQUEUED, TENANT, start_ms)
-            assert (event.attempt, event.worker, event.reason, event.error_type) == (0, "", "", "")
+            assert (event.attempt, event.worker, event.error_type) == (0, "", "")
+            assert event.reason == (Reason.DELAYED if tasks[event.id].place is Place.DELAYED else "")
         assert len({event.cursor for event in events}) == 18
 
     async def test_the_events_of_a_life(self, store: Store, clock: ManualClock) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dibs.clock import ManualClock
 from dibs.stores.protocol import Store
-from dibs.task import EventKind, NewTask, Place, Status
+from dibs.task import EventKind, NewTask, Place, Reason, Status
 from dibs.testing.contract.order import assert_order, line_up
 from dibs.testing.contract.steps import (
     COMMAND,
@@ -23,6 +23,7 @@ from dibs.testing.contract.steps import (
     look,
     nothing_ready,
     pass_time,
+    read_events,
     release,
     some_rows,
     soon,
@@ -91,6 +92,23 @@ class TestLoadTimes:
         assert set(claimed[2:22]) == set(ids) or store.order.kind == "window"
         assert sorted(claimed) == sorted([*ready, *ids, *newest])
         assert await kinds_of(store, ids[0]) == [EventKind.ENQUEUED, EventKind.PROMOTED, EventKind.CLAIMED]
+
+    async def test_the_journal_says_which_rows_wait(self, store: Store, clock: ManualClock) -> None:
+        """The event that puts a row in says DELAYED where one that says `promoted` is to follow, and nothing where the
+        row is ready at once."""
+        late_ms = clock.now_ms() + 1_000
+        rows = [*some_rows(3), *some_rows(3, delay_s=60), *some_rows(3, run_at_ms=late_ms + 90_000)]
+        overdue = await stage(store, some_rows(3, run_at_ms=late_ms))
+        chunk = await stage(store, rows)
+        clock.advance(2)
+        await commit(store, chunk, overdue)
+        tasks = {task.id: task for task in (await store.list(TENANT)).tasks}
+        told = {event.id: event.reason for event in await read_events(store)}
+        assert told == {task.id: Reason.DELAYED if task.place is Place.DELAYED else "" for task in tasks.values()}
+        assert sorted(told.values()) == [""] * 6 + [Reason.DELAYED] * 6
+        await pass_time(store, clock, 100)
+        promoted = [event.id for event in await read_events(store) if event.kind is EventKind.PROMOTED]
+        assert sorted(promoted) == sorted(task_id for task_id, reason in told.items() if reason)
 
     async def test_due_rows_keep_their_priority(self, store: Store, clock: ManualClock) -> None:
         """A delayed row of a high priority overtakes when it is due, and not before."""
