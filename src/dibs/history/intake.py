@@ -103,9 +103,11 @@ class Intake:
         if days:
             own = [*TASK, "ended_at"]
             left.append(known.where(F.col("date").isin(days)).join(revived.select(*own), own, "left_anti"))
+        folded.followed.persist()
         staged = self._stage("tasks", _union([folded.tasks, *left]))
         under_way = silver.running(self._staged("tasks", staged).where("date IS NULL"))
         attempts = self._stage("attempts", folded.attempts.unionByName(under_way))
+        folded.followed.unpersist()
         replaced = [NO_DATE, *(f"date={day.isoformat()}" for day in days)]
         return [Change("tasks", staged, replaced), Change("attempts", attempts, [NO_DATE])]
 
