@@ -1,12 +1,20 @@
-"""How the tests are shared out between processes."""
+"""How the tests are shared out between processes, and the Spark session that many of them use."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-SPARK = "tests/spark/"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK = ("tests/spark/", "tests/history/")
 """These share one Java process, and so one of ours."""
 
 
@@ -14,7 +22,7 @@ class ByTopic(LoadScopeScheduling):  # type: ignore[misc]
     """A process has a class or module at a time; all about Spark is one topic."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+        return SPARK[0] if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic:
@@ -26,3 +34,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark begins: its process would go on alone when the others are done."""
     items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session on two cores of this machine, with `format("dibs")` registered."""
+    from dibs.spark import session
+    from tests.spark.standalone import JAVA
+
+    config = {"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "1", "spark.driver.memory": "1g"}
+    with mock.patch.dict(os.environ, JAVA):
+        running = session("dibs tests", master="local[2]", config=config)
+    yield running
+    running.stop()
