@@ -1,0 +1,392 @@
+"""From deliveries and tasks to what people look at: minutes of queues, faults, workers, capacity, tenants.
+
+::
+
+    attempts, tasks, replays ──▶ minutes of a queue ──▶ queue_minutes
+                            │          └──────────┐
+                            │                     ├──▶ capacity, tenants
+                            │          ┌──────────┘
+                            ├──▶ hours of a worker ──▶ workers
+                            └──▶ error_groups
+
+A pure function of silver: a day is the same whether it is computed alone or with others, and whatever is known of later
+days. Times are whole milliseconds since 1970 in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from dibs.history.erlang import Target, workers_needed
+from dibs.history.sweep import levels, peaks
+from dibs.history.tables import TABLES
+from dibs.task import Reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_QUEUE = ("tenant", "command")
+_MINUTE_MS = 60_000
+_HOUR_MS = 60 * _MINUTE_MS
+_DAY_MS = 24 * _HOUR_MS
+_MS = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LOST = f"(outcome = 'lease_expired' OR outcome = 'failed' AND reason <=> '{Reason.LEASE_EXPIRED}')"
+
+
+class Span(NamedTuple):
+    """What the lake knows: the earliest and the latest time of any of its events."""
+
+    began: datetime
+    horizon: datetime
+
+
+@contextmanager
+def compute(
+    attempts: DataFrame, tasks: DataFrame, replays: DataFrame, span: Span, first: date, last: date, target: Target
+) -> Iterator[dict[str, DataFrame]]:
+    """Gives, for each table of gold, its rows of the days from `first` to `last`; they can be read until it ends.
+
+    `attempts` and `tasks` hold at least the rows of these days and later ones, and those without a day; `replays` has
+    the tenant, the command and the time (`at`) of each replay in these days. No time in them is outside of `span`.
+    """
+    known = _Known(
+        first_ms=_day_ms(first),
+        end_ms=_day_ms(last) + _DAY_MS,
+        began_ms=(span.began - _EPOCH) // _MS,
+        horizon_ms=(span.horizon - _EPOCH) // _MS,
+    )
+    deliveries = _deliveries(attempts)
+    minutes = _minutes(deliveries, tasks, replays, known).persist(StorageLevel.MEMORY_AND_DISK)
+    hours = _hours(_pieces(deliveries, known)).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield {
+            "queue_minutes": _shaped("queue_minutes", _queue_minutes(minutes, known)),
+            "error_groups": _shaped("error_groups", _error_groups(attempts, known)),
+            "workers": _shaped("workers", _workers(hours)),
+            "capacity": _shaped("capacity", _capacity(deliveries, minutes, hours, known, target)),
+            "tenants": _shaped("tenants", _tenants(minutes, hours, known)),
+        }
+    finally:
+        minutes.unpersist()
+        hours.unpersist()
+
+
+class _Known(NamedTuple):
+    """The days that are computed, the last not included, and what is known."""
+
+    first_ms: int
+    end_ms: int
+    began_ms: int
+    horizon_ms: int
+
+    def minute(self, time_ms: str) -> str:
+        """Returns, in SQL, the minute of a time: one before all others or after them if it is outside of the days."""
+        before, after = self.first_ms // _MINUTE_MS - 1, self.end_ms // _MINUTE_MS
+        return f"greatest({before}, least({after}, {time_ms} div {_MINUTE_MS})) AS minute"
+
+    def within(self, time_ms: str) -> str:
+        """Returns, in SQL, whether a time is in these days."""
+        return f"{time_ms} >= {self.first_ms} AND {time_ms} < {self.end_ms}"
+
+
+# --- what is shared -----------------------------------------------------------------------------------------------------
+
+
+def _deliveries(attempts: DataFrame) -> DataFrame:
+    return attempts.selectExpr(
+        *_QUEUE,
+        "worker",
+        "unix_millis(ready_at) AS ready_ms",
+        "unix_millis(claimed_at) AS claimed_ms",
+        "unix_millis(ended_at) AS ended_ms",
+        "wait_ms",
+        "run_ms",
+        "outcome",
+        "reason",
+    )
+
+
+def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known: _Known) -> DataFrame:
+    """Returns a row for each minute of a queue in which something happened, with how much; see `sweep.levels`."""
+    tasks = tasks.selectExpr(
+        *_QUEUE,
+        "unix_millis(enqueued_at) AS enqueued_ms",
+        "unix_millis(ready_at) AS ready_ms",
+        "unix_millis(ended_at) AS ended_ms",
+        "outcome",
+        "place",
+    )
+    # Claimed ones are among the deliveries.
+    waiting = tasks.where("ready_ms IS NOT NULL AND (place = 'ready' OR outcome = 'cancelled')")
+    ready = deliveries.where("ready_ms IS NOT NULL").select(*_QUEUE, "ready_ms")
+    facts = [
+        _counted(ready.unionByName(waiting.select(*_QUEUE, "ready_ms")), known.minute("ready_ms"), readied="count(*)"),
+        _counted(
+            deliveries,
+            known.minute("claimed_ms"),
+            began="count(*)",
+            left="count(ready_ms)",
+            left_ms="min(ready_ms)",
+            waits="count(wait_ms)",
+            wait_ms="sum(wait_ms)",
+            wait_percentiles=_percentiles("wait_ms", known.within("claimed_ms")),
+        ),
+        _counted(
+            deliveries.where("ended_ms IS NOT NULL"),
+            known.minute("ended_ms"),
+            ended="count(*)",
+            completions="count_if(outcome = 'completed')",
+            failures="count_if(outcome = 'failed')",
+            retries="count_if(outcome = 'retried')",
+            expiries=f"count_if({_LOST})",
+            releases="count_if(outcome = 'released')",
+            run_percentiles=_percentiles("run_ms", "outcome IN ('completed', 'retried', 'failed')"),
+        ),
+        _counted(
+            waiting,
+            known.minute(f"coalesce(ended_ms, {known.end_ms})"),
+            left="count(*)",
+            left_ms="min(ready_ms)",
+        ),
+        _counted(tasks.where("enqueued_ms IS NOT NULL"), known.minute("enqueued_ms"), arrivals="count(*)"),
+        _counted(tasks.where("outcome = 'cancelled'"), known.minute("ended_ms"), cancellations="count(*)"),
+        _counted(replays, known.minute("unix_millis(at)"), replays="count(*)"),
+    ]
+    united = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), facts)
+    least, most = "left_ms", ("wait_percentiles", "run_percentiles")
+    counts = [name for name in united.columns if name not in (*_QUEUE, "minute", least, *most)]
+    return united.groupBy(*_QUEUE, "minute").agg(
+        F.min(least).alias(least),
+        *(F.max(name).alias(name) for name in most),
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in counts),
+    )
+
+
+def _counted(rows: DataFrame, minute: str, **aggregates: str) -> DataFrame:
+    return _aggregated(rows.selectExpr("*", minute), [*_QUEUE, "minute"], **aggregates)
+
+
+def _percentiles(value: str, where: str) -> str:
+    return f"percentile({value}, array(0.5, 0.95, 0.99)) FILTER (WHERE {where})"
+
+
+def _pieces(deliveries: DataFrame, known: _Known) -> DataFrame:
+    """Returns the deliveries cut at hours: a piece, from `from_ms` to `to_ms`, for each hour of these days that it was
+    under way in. The piece in which it ended has its outcome."""
+    first, last = known.first_ms // _HOUR_MS, known.end_ms // _HOUR_MS - 1
+    reach = f"coalesce(ended_ms, {known.horizon_ms})"
+    from_hour, to_hour = f"greatest({first}, claimed_ms div {_HOUR_MS})", f"least({last}, {reach} div {_HOUR_MS})"
+    cut = deliveries.where(f"{from_hour} <= {to_hour}").selectExpr(
+        "*", f"explode(sequence({from_hour}, {to_hour})) AS hour"
+    )
+    return cut.selectExpr(
+        *_QUEUE,
+        "worker",
+        "hour",
+        f"greatest(claimed_ms, hour * {_HOUR_MS}) AS from_ms",
+        f"least({reach}, (hour + 1) * {_HOUR_MS}) AS to_ms",
+        f"IF(ended_ms div {_HOUR_MS} = hour, outcome, NULL) AS outcome",
+        "reason",
+        "run_ms",
+    )
+
+
+def _hours(pieces: DataFrame) -> DataFrame:
+    """Returns a row for each hour of a worker at a queue."""
+    return _aggregated(
+        pieces,
+        [*_QUEUE, "worker", "hour"],
+        busy_ms="sum(to_ms - from_ms)",
+        from_ms="min(from_ms)",
+        to_ms="max(to_ms)",
+        deliveries="count(outcome)",
+        run_ms="coalesce(sum(run_ms) FILTER (WHERE outcome IS NOT NULL), 0)",
+        completions="count_if(outcome = 'completed')",
+        retries="count_if(outcome = 'retried')",
+        deaths="count_if(outcome = 'failed')",
+        lost=f"count_if({_LOST})",
+        lost_deaths=f"count_if(outcome = 'failed' AND {_LOST})",
+        releases="count_if(outcome = 'released')",
+        cancellations="count_if(outcome = 'cancelled')",
+    )
+
+
+# --- the tables ---------------------------------------------------------------------------------------------------------
+
+
+def _queue_minutes(minutes: DataFrame, known: _Known) -> DataFrame:
+    end = min(known.horizon_ms, known.end_ms - 1) // _MINUTE_MS
+    happened = levels(minutes, _QUEUE, "minute", end).where(known.within(f"minute * {_MINUTE_MS}"))
+    counts = ("arrivals", "completions", "failures", "retries", "expiries", "releases", "cancellations", "replays")
+    return happened.select(
+        *_QUEUE,
+        _time(f"minute * {_MINUTE_MS}").alias("minute"),
+        F.expr("coalesce(began, 0)").alias("claims"),
+        *(F.expr(f"coalesce({name}, 0)").alias(name) for name in counts),
+        *(
+            F.expr(f"{kind}_percentiles[{place}]").alias(f"{kind}_p{hundredth}_ms")
+            for kind in ("wait", "run")
+            for place, hundredth in enumerate((50, 95, 99))
+        ),
+        "backlog",
+        "running",
+        F.expr(f"(minute + 1) * {_MINUTE_MS} - oldest_ms").alias("oldest_ms"),
+        _day(f"minute * {_MINUTE_MS}"),
+    )
+
+
+def _error_groups(attempts: DataFrame, known: _Known) -> DataFrame:
+    faults = attempts.where(f"fingerprint IS NOT NULL AND {known.within('unix_millis(ended_at)')}")
+    groups = _aggregated(
+        faults.withColumn("date", F.expr("date_from_unix_date(unix_millis(ended_at) div 86400000)")),
+        ["tenant", "fingerprint", "date"],
+        earliest="min(struct(ended_at, id, delivery, error_type, error_line))",
+        commands="array_sort(collect_set(command))",
+        count="count(*)",
+        tasks="count(DISTINCT struct(id, enqueued_at))",
+        deaths="count_if(outcome = 'failed')",
+        first_seen="min(ended_at)",
+        last_seen="max(ended_at)",
+    )
+    return groups.selectExpr(
+        "*", "earliest.error_type", "earliest.error_line AS sample", "earliest.id AS sample_id"
+    )
+
+
+def _workers(hours: DataFrame) -> DataFrame:
+    days = _aggregated(
+        hours.select("*", _day(f"hour * {_HOUR_MS}")),
+        [*_QUEUE, "worker", "date"],
+        deliveries="sum(deliveries)",
+        completions="sum(completions)",
+        failures="sum(retries + deaths - lost_deaths)",
+        lost="sum(lost)",
+        releases="sum(releases)",
+        cancellations="sum(cancellations)",
+        busy_ms="sum(busy_ms)",
+        first_seen="timestamp_millis(min(from_ms))",
+        last_seen="timestamp_millis(max(to_ms))",
+    )
+    return days.withColumn("share", _share("busy_ms", *_QUEUE, "date"))
+
+
+def _capacity(deliveries: DataFrame, minutes: DataFrame, hours: DataFrame, known: _Known, target: Target) -> DataFrame:
+    key = [*_QUEUE, "hour"]
+    of_minute = minutes.withColumn("hour", F.expr(f"minute * {_MINUTE_MS} div {_HOUR_MS}"))
+    readied = _aggregated(
+        of_minute.where(f"readied > 0 AND {known.within(f'minute * {_MINUTE_MS}')}"), key, arrivals="sum(readied)"
+    )
+    ran = _aggregated(hours, key, busy_ms="sum(busy_ms)", ended="sum(deliveries)", run_ms="sum(run_ms)")
+    waited = _aggregated(
+        deliveries.where(f"wait_ms IS NOT NULL AND {known.within('claimed_ms')}").withColumn(
+            "hour", F.expr(f"claimed_ms div {_HOUR_MS}")
+        ),
+        key,
+        wait_p95_ms="percentile(wait_ms, 0.95)",
+    )
+    joined = readied.join(ran, key, "full").join(peaks(_pieces(deliveries, known), key), key, "left")
+    began, horizon = f"greatest(hour * {_HOUR_MS}, {known.began_ms})", f"least((hour + 1) * {_HOUR_MS}, {known.horizon_ms})"
+    found = joined.join(waited, key, "left").selectExpr(
+        *key,
+        f"greatest(1.0D, ({horizon} - {began}) / 1000) AS span_s",
+        "coalesce(arrivals, 0) AS arrivals",
+        "run_ms / nullif(ended, 0) AS run_mean_ms",
+        "coalesce(busy_ms, 0) AS busy_ms",
+        "coalesce(peak, 0) AS workers_ran",
+        "wait_p95_ms",
+    )
+    rated = found.selectExpr(
+        "*",
+        "arrivals / span_s * run_mean_ms / 1000 AS offered_load",
+        "busy_ms / nullif(workers_ran * span_s * 1000, 0) AS utilisation",
+        f"{target.wait_ms} AS target_wait_ms",
+        f"{target.share}D AS target_share",
+    )
+    advised = rated.coalesce(1).mapInArrow(_advise, _ddl(rated) + ", workers_needed BIGINT")
+    return advised.select(
+        "*", _day(f"hour * {_HOUR_MS}"), 
+    ).withColumn("hour", _time(f"hour * {_HOUR_MS}"))
+
+
+def _tenants(minutes: DataFrame, hours: DataFrame, known: _Known) -> DataFrame:
+    key = ["tenant", "date"]
+    put_in = _aggregated(
+        minutes.where(f"arrivals + began > 0 AND {known.within(f'minute * {_MINUTE_MS}')}").select(
+            "*", _day(f"minute * {_MINUTE_MS}")
+        ),
+        key,
+        arrivals="sum(arrivals)",
+        waits="sum(waits)",
+        wait_ms="sum(wait_ms)",
+    )
+    ran = _aggregated(
+        hours.select("*", _day(f"hour * {_HOUR_MS}")),
+        key,
+        deliveries="sum(deliveries)",
+        completions="sum(completions)",
+        failures="sum(deaths)",
+        busy_ms="sum(busy_ms)",
+    )
+    both = put_in.join(ran, key, "full").na.fill(0)
+    return both.select(
+        "*",
+        F.expr("wait_ms / nullif(waits, 0)").alias("wait_mean_ms"),
+        _share("busy_ms", "date").alias("work_share"),
+        _share("wait_ms", "date").alias("wait_share"),
+    )
+
+
+def _advise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Adds to each hour how many workers it needed. Runs on an executor."""
+    for batch in batches:
+        needed = [
+            None if row["run_mean_ms"] is None else
+            workers_needed(
+                row["offered_load"], row["run_mean_ms"] / 1000, row["target_wait_ms"] / 1000, row["target_share"]
+            )
+            for row in batch.select(["run_mean_ms", "offered_load", "target_wait_ms", "target_share"]).to_pylist()
+        ]
+        yield batch.append_column("workers_needed", pa.array(needed, pa.int64()))
+
+
+# --- in few words -------------------------------------------------------------------------------------------------------
+
+
+def _aggregated(rows: DataFrame, keys: list[str], **aggregates: str) -> DataFrame:
+    return rows.groupBy(*keys).agg(*(F.expr(sql).alias(name) for name, sql in aggregates.items()))
+
+
+def _share(value: str, *of: str) -> Column:
+    return F.col(value) / F.nullif(F.sum(value).over(Window.partitionBy(*of)), F.lit(0))
+
+
+def _time(time_ms: str) -> Column:
+    return F.expr(f"timestamp_millis({time_ms})")
+
+
+def _day(time_ms: str) -> Column:
+    return F.expr(f"date_from_unix_date(CAST({time_ms} div {_DAY_MS} AS INT)) AS date")
+
+
+def _ddl(rows: DataFrame) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in rows.dtypes)
+
+
+def _shaped(table: str, rows: DataFrame) -> DataFrame:
+    """Returns the columns of a table, in their order and of their types, and the day."""
+    columns = [F.col(column.name).cast(column.type).alias(column.name) for column in TABLES[table].columns]
+    return rows.select(*columns, "date")
+
+
+def _day_ms(day: date) -> int:
+    return (day - _EPOCH.date()).days * _DAY_MS
