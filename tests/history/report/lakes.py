@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 BEGAN = datetime(2026, 11, 12, 0, 0, 12, tzinfo=UTC)
 HORIZON = datetime(2026, 11, 14, 18, 42, 30, tzinfo=UTC)
-INCIDENT = (datetime(2026, 11, 14, 15, 40, tzinfo=UTC), datetime(2026, 11, 14, 17, 50, tzinfo=UTC))
+INCIDENT = (datetime(2026, 11, 14, 15, 40, tzinfo=UTC), datetime(2026, 11, 14, 18, 15, tzinfo=UTC))
 TARGET_MS = 2000
 
 

@@ -2,7 +2,7 @@
 // Draws the report from the data in the page. Texts of tasks are hostile: they only ever become text nodes.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const state = { tenant: "", queue: "", theme: "", by: "run", zoom: [0, 100] };
+  const state = { tenant: "", queue: "", theme: "", by: "run", zoom: [0, 100], percentile: "p95" };
   const charts = new Map();
   const one = (id) => document.getElementById(id);
 
@@ -189,7 +189,7 @@
       ...tiles.map(([name, label, value, more, values, bad]) =>
         el(
           "div",
-          { class: bad ? "tile bad" : "tile" },
+          { class: bad ? "tile alarm" : "tile" },
           el("div", { class: "label" }, el("span", { class: "dot", css: { background: `var(--${name})` } }), label),
           el("div", { class: "value" }, value),
           el("div", { class: "more" }, more),
@@ -207,10 +207,31 @@
 
   // ----------------------------------------------------------------------------------------------- charts
 
-  const PERCENTILES = (name, kind) =>
-    [["p50", 0.4, 1.2], ["p95", 1, 1.8], ["p99", 0.65, 1.2]].map(([label, strength, width]) => ({
-      name: `${kind}_${label}_ms`, label, colour: name, strength, width, dash: label === "p99" ? [3, 3] : null,
-    }));
+  const QUEUES_MAX = 6;
+
+  /** Percentiles of one queue, or one of them for each of the busiest: those of different queues cannot be added up. */
+  function percentiles(name, kind) {
+    return (queues) =>
+      queues.length === 1
+        ? [["p50", 0.45, 1.2], ["p95", 1, 1.8], ["p99", 0.7, 1.2]].map(([label, strength, width]) => ({
+            name: `${kind}_${label}_ms`, label, colour: name, strength, width, dash: label === "p99" ? [3, 3] : null,
+          }))
+        : queues.slice(0, QUEUES_MAX).map((queue, index) => ({
+            name: `${kind}_${state.percentile}_ms`, label: label(queue, queues), colour: `q${index}`, of: [queue], width: 1.3,
+          }));
+  }
+
+  /** A queue's name, with its tenant's where another has the same. */
+  function label(queue, queues) {
+    if (queue.command === null) return "others";
+    const twins = queues.filter((other) => other.command === queue.command);
+    return twins.length > 1 ? `${queue.command} (${queue.tenant})` : queue.command;
+  }
+
+  const which = (queues) => {
+    if (queues.length === 1) return "";
+    return queues.length > QUEUES_MAX ? `The ${QUEUES_MAX} busiest of ${count(queues.length)} queues. ` : "";
+  };
 
   const CHARTS = {
     flow: {
@@ -242,7 +263,7 @@
       title: "Backlog",
       panes: [
         { lines: [{ name: "backlog", label: "waiting", colour: "waiting", how: "sum", area: 0.16 }, { name: "running", label: "running", colour: "running", how: "sum" }] },
-        { part: 0.34, unit: "ms", lines: [{ name: "oldest_ms", label: "oldest, waiting for", colour: "waiting", zero: true, area: 0.08, width: 1.2 }] },
+        { part: 0.34, unit: "ms", lines: [{ name: "oldest_ms", label: "age of the oldest", colour: "age", zero: true, area: 0.08, width: 1.2 }] },
       ],
       said(lines) {
         const most = highest(lines[0].values);
@@ -253,20 +274,28 @@
     },
     wait: {
       title: "Wait before a delivery",
-      panes: [{ unit: "ms", log: true, target: true, lines: PERCENTILES("waiting", "wait") }],
-      said: (lines) => {
-        const known = lines[1].values.filter((value) => value !== null);
-        const over = known.filter((value) => value > TARGET_MS).length;
-        if (!known.length) return "No delivery began.";
-        return over ? `p95 was over ${duration(TARGET_MS)} in ${count(over)} of ${plural(known.length, "step")}.` : `p95 was never over ${duration(TARGET_MS)}.`;
+      several: true,
+      panes: [{ unit: "ms", log: true, target: true, lines: percentiles("waiting", "wait") }],
+      said(lines, queues) {
+        const known = queues.length === 1 ? [lines[1]] : lines;
+        const points = known.flatMap((of) => of.values.filter((value) => value !== null));
+        const over = points.filter((value) => value > TARGET_MS).length;
+        if (!points.length) return "No delivery began.";
+        const name = queues.length === 1 ? "p95" : state.percentile;
+        return `${which(queues)}${name} was ${over ? `over ${duration(TARGET_MS)} at ${share(over / points.length)} of the points` : `never over ${duration(TARGET_MS)}`}.`;
       },
     },
     run: {
       title: "Run of a delivery",
-      panes: [{ unit: "ms", log: true, lines: PERCENTILES("running", "run") }],
-      said: (lines) => {
-        const most = highest(lines[1].values);
-        return most ? `p95 was highest ${time(lines[1].times[most.index])}: ${duration(most.value)}.` : "No delivery ended.";
+      several: true,
+      panes: [{ unit: "ms", log: true, lines: percentiles("running", "run") }],
+      said(lines, queues) {
+        const known = queues.length === 1 ? [lines[1]] : lines;
+        const tops = known.map((of) => ({ of, most: highest(of.values) })).filter((top) => top.most);
+        if (!tops.length) return "No delivery ended.";
+        const { of, most } = tops.reduce((left, right) => (right.most.value > left.most.value ? right : left));
+        const name = queues.length === 1 ? "p95" : `${state.percentile} of ${of.label}`;
+        return `${which(queues)}Highest ${name}: ${duration(most.value)}, ${time(of.times[most.index])}.`;
       },
     },
     capacity: {
@@ -289,36 +318,50 @@
   function figures() {
     for (const figure of document.querySelectorAll("[data-chart]")) {
       const chart = CHARTS[figure.dataset.chart];
-      const lines = chart.panes.flatMap((pane) => pane.lines);
       const drawing = el("div", { class: "chart", role: "img" });
-      const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${chart.title}: numbers` });
+      const table = el("div", { class: "numbers" });
       const details = el("details", { class: "details" }, el("summary", {}, "Numbers"), table);
       const said = el("p", { class: "said" });
+      const legend = el("div", { class: "legend", "aria-hidden": "true" });
+      const choice = el("div", { role: "group", "aria-label": "Percentile" }, ...["p50", "p95", "p99"].map(percentileButton));
       figure.append(
-        el("figcaption", {}, el("h2", {}, chart.title), el("div", { class: "legend", "aria-hidden": "true" }, ...lines.map(key)), said),
+        el("figcaption", {}, el("h2", {}, chart.title), legend, chart.several ? choice : null, said),
         drawing,
         details,
       );
-      const drawn = { chart, drawing, said, table, details, echart: echarts.init(drawing, null, { renderer: "canvas" }) };
+      const drawn = { chart, drawing, said, legend, choice, table, details, echart: echarts.init(drawing, null, { renderer: "canvas" }) };
       details.addEventListener("toggle", () => numbers(drawn));
       charts.set(figure.dataset.chart, drawn);
     }
   }
 
+  function percentileButton(name) {
+    const set = () => {
+      state.percentile = name;
+      drawAll();
+    };
+    return el("button", { type: "button", "data-percentile": name, on: { click: set } }, name);
+  }
+
   const key = (of) =>
-    el("span", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), of.label);
+    el("span", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), own(of.label));
 
   function draw(drawn, queues) {
     const part = drawn.chart.part ?? "series";
     const stepS = part === "capacity" ? data.capacity_step_s : data.step_s;
     const times = steps(stepS).map((at) => START + at * stepS * 1000);
     drawn.lines = drawn.chart.panes.flatMap((pane, index) =>
-      pane.lines.map((of) => {
-        const values = line(queues, part, of.name, stepS, of.how);
+      (pane.lines instanceof Function ? pane.lines(queues) : pane.lines).map((of) => {
+        const values = line(of.of ?? queues, part, of.name, stepS, of.how);
         return { ...of, pane: index, unit: pane.unit, log: pane.log, times, values: of.zero ? values.map((value) => value ?? 0) : values };
       }),
     );
-    drawn.said.textContent = drawn.chart.said(drawn.lines);
+    drawn.legend.replaceChildren(...drawn.lines.map(key));
+    const several = drawn.chart.several && queues.length > 1;
+    drawn.choice.hidden = !several;
+    drawn.legend.parentNode.classList.toggle("several", several);
+    pressed(drawn.choice, (button) => button.dataset.percentile === state.percentile);
+    drawn.said.textContent = drawn.chart.said(drawn.lines, queues);
     drawn.drawing.setAttribute("aria-label", `${drawn.chart.title}. ${drawn.said.textContent} The numbers are in the table below.`);
     drawn.echart.setOption(option(drawn), { notMerge: true });
     numbers(drawn);
@@ -330,7 +373,7 @@
     const free = drawn.drawing.clientHeight - 10 - 24 - 16 * (panes.length - 1);
     let top = 10;
     const grids = heights.map((height) => {
-      const grid = { left: 58, right: 8, top, height: free * height, outerBoundsMode: "none" };
+      const grid = { left: 58, right: 16, top, height: free * height, outerBoundsMode: "none" };
       top += free * height + 16;
       return grid;
     });
@@ -347,41 +390,43 @@
       },
       xAxis: panes.map((_, index) => ({
         type: "time", gridIndex: index, min: drawn.lines[0].times[0], max: END,
-        axisLabel: index === panes.length - 1 ? { ...text, hideOverlap: true, formatter: tick } : { show: false },
+        axisLabel: index === panes.length - 1 ? { ...text, hideOverlap: true, showMinLabel: true, formatter: tick } : { show: false },
         axisLine: { lineStyle: { color: colour("line") } },
         axisTick: { show: false },
         splitLine: { show: false },
         splitNumber: drawn.drawing.clientWidth < 500 ? 3 : 6,
       })),
-      yAxis: panes.map((pane, index) => ({
-        type: pane.log ? "log" : "value", gridIndex: index, min: pane.log ? undefined : 0,
-        ...scale(pane, drawn.lines.filter((of) => of.pane === index)),
-        axisLabel: { ...text, formatter: pane.unit === "ms" ? ticked : (value) => compact.format(value), hideOverlap: true },
-        splitLine: { lineStyle: { color: colour("line"), opacity: 0.8 } },
-        axisLine: { show: false }, axisTick: { show: false }, minorTick: { show: false },
-      })),
+      yAxis: panes.map((pane, index) => {
+        const { axisLabel, ...ends } = scale(pane, drawn.lines.filter((of) => of.pane === index));
+        return {
+          type: pane.log ? "log" : "value", gridIndex: index, min: 0, axisTick: { show: false }, ...ends,
+          axisLabel: { ...text, formatter: pane.unit === "ms" ? ticked : (value) => compact.format(value), hideOverlap: true, ...axisLabel },
+          splitLine: { lineStyle: { color: colour("line"), opacity: 0.8 } },
+          axisLine: { show: false },
+        };
+      }),
       dataZoom: [{ type: "inside", xAxisIndex: panes.map((_, index) => index), disabled: true, start: state.zoom[0], end: state.zoom[1], filterMode: "none" }],
-      series: drawn.lines.map((of) => series(of, panes[of.pane])),
+      series: drawn.lines.map((of) => series(of, panes[of.pane], drawn.lines.at(-1))),
     };
   }
 
-  function series(of, pane) {
+  function series(of, pane, last) {
     const values = of.log ? of.values.map((value) => (value === null ? null : Math.max(value, 1))) : of.values;
     return {
       type: "line", name: of.label, xAxisIndex: of.pane, yAxisIndex: of.pane, symbol: "none", step: of.step ? "end" : false,
       // A point between two gaps is no line: it is drawn as a dot.
       data: values.map((value, index) =>
-        value !== null && of.how !== "sum" && !of.zero && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
+        value !== null && of.how !== "sum" && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
           ? { value: [of.times[index], value], symbol: "circle", symbolSize: 3 }
           : [of.times[index], value],
       ),
       stack: of.stack ? `pane${of.pane}` : undefined,
-      lineStyle: { width: of.width ?? 1.4, color: colour(of.colour), opacity: of.strength ?? 1, type: of.dash ?? "solid" },
+      lineStyle: { width: of.stack ? 0.5 : (of.width ?? 1.4), color: colour(of.colour), opacity: of.strength ?? 1, type: of.dash ?? "solid" },
       itemStyle: { color: colour(of.colour), opacity: of.strength ?? 1 },
-      areaStyle: of.area || of.stack ? { color: colour(of.colour), opacity: of.stack ? 0.55 : of.area } : undefined,
+      areaStyle: of.area || of.stack ? { color: colour(of.colour), opacity: of.stack ? 0.8 : of.area } : undefined,
       emphasis: { disabled: true },
       markArea: gaps(),
-      markLine: pane.target && of.label === "p95"
+      markLine: pane.target && of === last
         ? {
             silent: true, symbol: "none", data: [{ yAxis: TARGET_MS }],
             lineStyle: { color: colour("needed"), type: [5, 4], width: 1.2 },
@@ -400,12 +445,18 @@
 
   const DURATIONS_S = [0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 
+  const TICKS_MS = [1, 10, 100, 1e3, 1e4, 6e4, 6e5, 36e5, 36e6, 864e5, 864e6];
+  const FINE_MS = [...TICKS_MS, 2, 5, 20, 50, 200, 500, 2e3, 5e3, 2e4, 12e4, 3e5, 12e5, 18e5, 72e5, 18e6, 72e6, 1728e5, 432e6];
+
   /** Ends and ticks of an axis: durations have round numbers of their own. */
   function scale(pane, lines) {
     const most = Math.max(...lines.map((of) => highest(of.values)?.value ?? 0), 0);
     if (pane.log) {
-      const least = Math.min(...lines.flatMap((of) => of.values.filter((value) => value !== null)), TARGET_MS);
-      return { min: 10 ** Math.floor(Math.log10(Math.max(least, 1))), max: 10 ** Math.ceil(Math.log10(Math.max(most, TARGET_MS, 10))) };
+      const values = [...lines.flatMap((of) => of.values).filter((value) => value !== null), ...(pane.target ? [TARGET_MS] : [])];
+      const [least, largest] = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, 10]);
+      const [min, max] = [Math.max(Math.min(least, largest / 10) * 0.7, 1), largest * 1.3];
+      const customValues = max / min > 3000 ? TICKS_MS : FINE_MS;
+      return { min, max, axisTick: { show: false, customValues }, axisLabel: { customValues } };
     }
     if (pane.unit !== "ms") return { minInterval: 1, splitNumber: pane.part ? 2 : 4, max: most ? undefined : 4 };
     const interval = DURATIONS_S.find((seconds) => (seconds * 1000 * 3) >= most) ?? 604800;
@@ -413,6 +464,7 @@
   }
 
   function ticked(ms) {
+    if (ms === 0) return "0";
     if (ms < 1000) return `${ms} ms`;
     if (ms < 60000) return `${ms / 1000} s`;
     if (ms < 3600000) return `${+(ms / 60000).toFixed(ms < 600000 ? 1 : 0)} min`;
@@ -434,7 +486,7 @@
       { class: "tip" },
       el("b", {}, `${time(drawn.lines[0].times[index])} UTC`),
       ...drawn.lines.map((of) =>
-        el("div", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), el("span", {}, of.label), el("span", {}, shown(of, of.values[index]))),
+        el("div", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), own(of.label), el("span", {}, shown(of, of.values[index]))),
       ),
     );
   }
@@ -453,9 +505,7 @@
         return shown(of, adds ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values));
       }),
     ]);
-    drawn.table.replaceChildren(
-      table([["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])], rows).firstChild,
-    );
+    drawn.table.replaceChildren(table([["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])], rows));
   }
 
   function overview(queues) {
@@ -625,8 +675,8 @@
       bar(busy ? worker.busy_ms / busy : 0, "running"),
       number(worker.deliveries), number(worker.failures), number(worker.lost, true),
     ]);
-    const columns = [["Worker", "wrap"], ["Share", ""], ["Deliveries", "n"], ["Failed", "n"], ["Lost leases", "n"]];
-    one("workers").replaceChildren(found.length ? table(columns, rows, 10) : none("No worker was busy."));
+    const columns = [["Worker", "wrap"], ["Share", ""], ["Deliveries", "n"], ["Errors", "n"], ["Lost leases", "n"]];
+    one("workers").replaceChildren(found.length ? table(columns, rows, 6) : none("No worker was busy."));
   }
 
   /** With a queue chosen, its tenants' parts are made of the queues; the lake sums up tenants over all queues. */
@@ -695,16 +745,16 @@
     const said = [
       "All times are UTC, from the store's clock.",
       data.step_s === 60
-        ? "Charts have a point for each minute. Several queues together: counts, backlog and running are added up; of ages and percentiles the highest queue is shown."
-        : `Charts have a point for each ${step(data.step_s)}, made of minutes: counts are added up, and of backlog, running, ages and percentiles the highest minute is shown. Several queues together: counts, backlog and running are added up; of ages and percentiles the highest queue is shown.`,
-      "A highest p95 is a bound: of all deliveries of that step, at least 95 of 100 took no longer. One busy queue's own p95 is seen when it is chosen alone.",
+        ? "Charts have a point for each minute. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line."
+        : `Charts have a point for each ${step(data.step_s)}, made of minutes: counts are added up, and of backlog, running, ages and percentiles the highest minute is shown. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line.`,
+      data.step_s === 60 ? null : "The highest of the minutes' p95 is a bound: of all deliveries of that step, at least 95 of 100 took no longer.",
       "p95 wait and p95 run on top and in the list of queues are counted from every task that ended in the span: all its waits or runs together, to within 2.2 %.",
       `Workers needed are by Erlang C, hour by hour, for ${aim()}; a worker here does one delivery at a time. What ran is the most that were busy at once: idle workers leave no trace.`,
       "A queue is short if its hourly p95 wait was over the aim and fewer ran than were needed.",
       "Tasks of an error group are counted by day: one that failed on two days counts twice. The slowest are the first 20 of each queue.",
-      ...cut.filter(Boolean),
+      ...cut,
     ];
-    one("notes").append(...said.map((text) => el("li", {}, text)));
+    one("notes").append(...said.filter(Boolean).map((text) => el("li", {}, text)));
   }
 
   // ---------------------------------------------------------------------------------------------- filters
@@ -812,7 +862,7 @@
     document.querySelector("footer").hidden = true;
     return;
   }
-  one("span").textContent = `${time(data.begin)} to ${time(data.end)} UTC, by the ${step(data.step_s)}`;
+  one("span").textContent = `${time(data.begin)} to ${time(data.end)} UTC`;
   figures();
   zooms();
   listen();
