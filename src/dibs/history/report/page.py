@@ -1,0 +1,66 @@
+"""The page: the summary, our style and script, and the charts' library, in one file that may not reach for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import string
+from datetime import date
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from dibs.history.report.source import Source
+from dibs.history.report.summary import Summary, summary
+
+_ASSETS = resources.files("dibs.history.report") / "assets"
+
+
+def write(
+    lake: Path | Source, out: Path, *, days: int | None = None, since: date | None = None, until: date | None = None
+) -> Path:
+    """Writes the report of a lake to `out`, whole or not at all, and returns its path; see :func:`summary`."""
+    page = render(summary(lake, days=days, since=since, until=until))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    half = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        half.write_text(page, encoding="utf-8")
+        half.replace(out)
+    finally:
+        half.unlink(missing_ok=True)
+    return out
+
+
+def render(summed: Summary) -> str:
+    """Returns the page. Whatever is in the summary is text there: it can neither end its element nor run."""
+    style, library, script = _asset("page.css"), _asset("echarts/echarts.common.min.js"), _asset("page.js")
+    policy = (
+        f"default-src 'none'; script-src {_allowed(library)} {_allowed(script)}; style-src {_allowed(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return string.Template(_asset("page.html")).substitute(
+        policy=policy,
+        title=html.escape(f"{summed.lake}: history"),
+        style=style,
+        library=library,
+        script=script,
+        data=_data(summed),
+    )
+
+
+def _data(summed: Summary) -> str:
+    """JSON in which no character means anything to HTML."""
+    text = msgspec.json.encode(summed).decode()
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _allowed(text: str) -> str:
+    """Names an inline script or style by its hash, as the page's policy does."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

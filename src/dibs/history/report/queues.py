@@ -1,0 +1,67 @@
+"""The queues that a report shows one by one, and the rest, which it shows as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import date
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dibs.history.report.source import Source
+
+QUEUES_MAX = 50
+_NUL = "\0"
+
+
+class Queues:
+    """Numbers the busiest queues from 0 on, busiest first; all others have the number after the last of them."""
+
+    def __init__(self, names: Sequence[tuple[str, str]], left_out: int = 0) -> None:
+        self.names = names
+        """Tenant and command of each."""
+        self.left_out = left_out
+        """How many queues are shown as one."""
+        self._numbers = {_NUL.join(name): number for number, name in enumerate(names)}
+
+    @classmethod
+    def busiest(cls, source: Source, first: date, last: date) -> Queues:
+        """Finds the queues with the most arrivals and deliveries in those days."""
+        work: Counter[str] = Counter()
+        columns = ["tenant", "command", "arrivals", "claims", "backlog"]
+        for batch in source.batches("queue_minutes", columns, first, last):
+            weight = pc.add(pc.add(batch["arrivals"], batch["claims"]), pc.min_element_wise(batch["backlog"], 1))
+            table = pa.table({"queue": _joined(batch), "work": weight})
+            for row in table.group_by("queue").aggregate([("work", "sum")]).to_pylist():
+                work[row["queue"]] += row["work_sum"]
+        ordered = sorted(work, key=lambda queue: (-work[queue], queue))
+        names = [_split(queue) for queue in ordered[:QUEUES_MAX]]
+        return cls(names, len(ordered) - len(names))
+
+    def name(self, number: int) -> str:
+        """Returns the queue's name in backticks; with its tenant's, if there are several."""
+        tenant, command = self.names[number]
+        alone = all(other == tenant for other, _ in self.names)
+        return f"`{command}`" if alone else f"`{command}` of `{tenant}`"
+
+    def numbers(self, rows: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """Returns the number of each row's queue."""
+        encoded = _joined(rows).dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+            if isinstance(encoded, pa.ChunkedArray):
+                encoded = pa.array([], pa.dictionary(pa.int32(), pa.string()))
+        others = len(self.names)
+        known = np.array([self._numbers.get(queue, others) for queue in encoded.dictionary.to_pylist()], np.int64)
+        return known[encoded.indices.to_numpy(zero_copy_only=False)] if len(known) else np.zeros(0, np.int64)
+
+
+def _joined(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    return pc.binary_join_element_wise(rows["tenant"], rows["command"], _NUL)
+
+
+def _split(queue: str) -> tuple[str, str]:
+    tenant, _, command = queue.partition(_NUL)
+    return tenant, command

@@ -1,0 +1,104 @@
+"""Where a report's rows come from: a lake's Parquet files, read without Spark, or whatever else has the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from msgspec import Struct
+
+from dibs.errors import StoreMissing
+from dibs.history.tables import DATE, TABLES, Table
+
+_TYPES = {
+    "STRING": pa.string(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "DATE": pa.date32(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BINARY": pa.binary(),
+    "ARRAY<STRING>": pa.list_(pa.string()),
+}
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """Events of a shard that were trimmed before they were read: the lake does not know them."""
+
+    shard: int
+    after: datetime | None
+    """The last event before it; None: it is at the beginning."""
+    until: datetime
+    """The first event after it."""
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What a lake says of itself."""
+
+    target_wait_s: float = 2.0
+    target_share: float = 0.95
+    began: datetime | None = None
+    """The earliest event; None: nothing is known yet."""
+    horizon: datetime | None = None
+    """The latest event."""
+    gaps: list[Gap] = []
+
+
+class Source(Protocol):
+    """A lake's tables, whoever reads them."""
+
+    name: str
+    known: Known
+
+    def batches(self, table: str, columns: Sequence[str], first: date, last: date) -> Iterator[pa.RecordBatch]:
+        """Yields these columns of the table's rows of those days, in any order; nothing if there are none."""
+        ...
+
+
+class Files:
+    """A lake's Parquet files. Only the directories of the days that are asked for are read."""
+
+    def __init__(self, lake: Path) -> None:
+        self._lake = lake
+        self._datasets: dict[str, ds.Dataset] = {}
+        self.name = lake.resolve().name
+        self.known = _known(lake)
+
+    def batches(self, table: str, columns: Sequence[str], first: date, last: date) -> Iterator[pa.RecordBatch]:
+        """See :class:`Source`."""
+        if not (self._lake / table).is_dir():
+            return
+        if table not in self._datasets:
+            self._datasets[table] = self._dataset(TABLES[table])
+        days = (pc.field(DATE.name) >= first) & (pc.field(DATE.name) <= last)
+        yield from self._datasets[table].to_batches(columns=list(columns), filter=days)
+
+    def _dataset(self, table: Table) -> ds.Dataset:
+        by_day = ds.partitioning(arrow_schema(table, [DATE.name]), flavor="hive")
+        return ds.dataset(self._lake / table.name, arrow_schema(table), format="parquet", partitioning=by_day)
+
+
+def read(source: Source, table: str, columns: Sequence[str], first: date, last: date) -> pa.Table:
+    """Returns what :meth:`Source.batches` yields as one table."""
+    schema = arrow_schema(TABLES[table], columns)
+    return pa.Table.from_batches(source.batches(table, columns, first, last), schema)
+
+
+def arrow_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
+    """Returns the types of these columns of the table, or of all."""
+    types = {column.name: _TYPES[column.type] for column in (*table.columns, DATE)}
+    return pa.schema([(name, types[name]) for name in columns or types])
+
+
+def _known(lake: Path) -> Known:
+    try:
+        text = (lake / "_dibs" / "lake.json").read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreMissing(f"there is no lake in {lake}: `dibs history run --lake {lake}` makes one") from error
+    return msgspec.json.decode(text, type=Known)
