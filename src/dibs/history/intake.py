@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 Spark's own custom
 
 from dibs.history import gold, silver
+from dibs.history.erlang import Target
 from dibs.history.lake import NO_DATE, Change, Lake, LakeState, Position, staged_files
 from dibs.history.tables import GOLD, SCHEMA_VERSION, TABLES
 
@@ -132,16 +133,14 @@ class Intake:
         self._tell("adding up", 0)
         attempts, tasks, events = (self._since(table, first) for table in ("attempts", "tasks", "events"))
         replays = events.where("kind = 'replayed'").select("tenant", "command", "at")
-        target = gold.Target(state.target_wait_s, state.target_share)
+        target = Target(round(state.target_wait_s * 1000), state.target_share)
         span = gold.Span(state.began, state.horizon)
         changes: list[Change] = []
-        try:
-            for table, rows in gold.compute(attempts, tasks, replays, span, first, last, target).items():
+        with gold.compute(attempts, tasks, replays, span, first, last, target) as tables:
+            for table, rows in tables.items():
                 self._tell(f"adding up {table}", 0)
                 days = [day for day in self._days(table) if day >= f"date={first.isoformat()}"]
                 changes.append(Change(table, self._stage(table, rows.coalesce(1)), days))
-        finally:
-            self._spark.catalog.clearCache()
         self._commit(changes, replace(state, gold_from=None))
 
     # ------------------------------------------------------------------------------------------------- small files

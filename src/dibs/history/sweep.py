@@ -58,4 +58,6 @@ def peaks(intervals: DataFrame, keys: Sequence[str]) -> DataFrame:
     )  # of an instant, what ends comes before what begins
     by_time = Window.partitionBy(*keys).orderBy("end").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     level = F.sum(F.expr("IF(end % 2 = 1, 1, -1)")).over(by_time)
-    return ends.select(*keys, level.alias("level")).groupBy(*keys).agg(F.greatest(F.max("level"), F.lit(1)).alias("peak"))
+    return (
+        ends.select(*keys, level.alias("level")).groupBy(*keys).agg(F.greatest(F.max("level"), F.lit(1)).alias("peak"))
+    )
