@@ -112,6 +112,63 @@ def run(session: Session, /, store: str | None, lake_path: Path, follow: bool, e
 @history.command(
     cls=Command,
     examples="""
+    dibs history report --lake /srv/lake --open
+    dibs history report --lake /srv/lake --days 30 -o november.html
+    dibs history report --lake /srv/lake --since 2026-11-01 --until 2026-11-07
+    """,
+)
+@lake_option
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Into this file.  [report.html in the lake]")  # fmt: skip
+@click.option("--open", "shown", is_flag=True, help="Show it in the browser.")
+@click.option("--days", type=click.IntRange(1, 3_660), metavar="N", help="The last so many days.  [7]")
+@click.option("--since", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="From this day on, in UTC.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Up to this day, which is in it.")
+@pass_session
+def report(
+    session: Session,
+    /,
+    lake_path: Path,
+    output: Path | None,
+    shown: bool,
+    days: int | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> int:
+    """Write a report of a lake: one page that opens without the internet.
+
+    Throughput, backlog, waits and runs, errors, workers, how many would have been needed, the slowest tasks; by queue
+    and tenant. The terminal gets the short version. Needs no Java.
+    """
+    check_installed()
+    from dibs.history.report.page import write
+    from dibs.history.report.short import short
+    from dibs.history.report.summary import summary
+
+    if days is not None and since is not None:
+        raise click.UsageError("Give --days or --since, not both.")
+    out = output or lake_path / "report.html"
+    with status("adding up"):
+        summed = summary(lake_path, days=days, since=since and since.date(), until=until and until.date())
+        try:
+            write(summed, out)
+        except OSError as error:
+            raise click.UsageError(f"{out} cannot be written: {error.strerror}.") from error
+    if session.json:
+        echo_json({"report": str(out), "begin": summed.begin, "end": summed.end, "gaps": summed.gaps,
+                   "advice": [one.text for one in summed.advice]})  # fmt: skip
+    else:
+        for line in short(summed):
+            click.echo(line)
+        click.echo(f"\nThe report: {out}")
+    if shown and click.launch(out.absolute().as_uri()):
+        note(f"No browser could be started: open {out} yourself.")
+    return Exit.OK
+
+
+@history.command(
+    cls=Command,
+    examples="""
     dibs history query 'SELECT * FROM error_groups ORDER BY count DESC LIMIT 10' --lake /srv/lake
     dibs history query 'SELECT command, max(backlog) FROM queue_minutes GROUP BY 1' --lake /srv/lake --json
     """,
