@@ -135,9 +135,7 @@ class _Lake(NamedTuple):
         faults = [one for one in self.attempts if one["fingerprint"]]
         for tenant, fingerprint, day in sorted({(one["tenant"], one["fingerprint"], one["date"]) for one in faults}):
             group = [
-                one
-                for one in faults
-                if (one["tenant"], one["fingerprint"], one["date"]) == (tenant, fingerprint, day)
+                one for one in faults if (one["tenant"], one["fingerprint"], one["date"]) == (tenant, fingerprint, day)
             ]
             first = min(group, key=lambda one: (one["ended_at"], one["id"], one["delivery"]))
             yield {
@@ -170,9 +168,7 @@ class _Lake(NamedTuple):
                         "worker": worker,
                         "deliveries": len(ended),
                         "completions": _count(ended, "completed"),
-                        "failures": sum(
-                            one["outcome"] in ("retried", "failed") and not _is_lost(one) for one in ended
-                        ),
+                        "failures": sum(one["outcome"] in ("retried", "failed") and not _is_lost(one) for one in ended),
                         "lost": sum(map(_is_lost, ended)),
                         "releases": _count(ended, "released"),
                         "cancellations": _count(ended, "cancelled"),

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from dibs.history.erlang import Target
 from dibs.history.gold import Span, compute
@@ -46,12 +45,10 @@ def drawn(share: float = 1.0) -> list[EventRow]:
     """Returns the first part of some histories."""
     events = []
     for seed in range(6):
-        whole = history(seed, tasks=60, shards=1 + seed % 3)
+        whole = history(seed, tasks=60, shards=1 + seed % 3, pace_ms=4_000 * (1 + seed))
         known = trimmed(whole, seed) if seed % 3 == 2 else whole
         kept = {(row.shard, row.cursor) for row in whole[: int(len(whole) * share)]}
-        events += [
-            row._replace(tenant=f"{row.tenant} {seed}") for row in known if (row.shard, row.cursor) in kept
-        ]
+        events += [row._replace(tenant=f"{row.tenant} {seed}") for row in known if (row.shard, row.cursor) in kept]
     return events
 
 
@@ -62,11 +59,11 @@ def made(spark: SparkSession, events: list[EventRow]) -> Lake:
     return Lake(events, rows, known, computed(spark, events, rows, known, known.began.date(), known.horizon.date()))
 
 
-def computed(
-    spark: SparkSession, events: list[EventRow], rows: Silver, known: Span, first: date, last: date
-) -> Tables:
+def computed(spark: SparkSession, events: list[EventRow], rows: Silver, known: Span, first: date, last: date) -> Tables:
     """Computes some days, from what the caller of `compute` has to give for them and nothing else."""
-    attempts, tasks = ([one for one in table if one["date"] is None or one["date"] >= first] for table in (rows.attempts, rows.tasks))
+    attempts, tasks = (
+        [one for one in table if one["date"] is None or one["date"] >= first] for table in (rows.attempts, rows.tasks)
+    )
     replays = [one for one in events if one.kind == "replayed" and first <= one.at.date() <= last]
     with compute(
         frame(spark, "attempts", [tuple(row.values()) for row in attempts]),

@@ -1,4 +1,4 @@
-"""Levels and peaks, against counting the intervals at every step."""
+"""Levels and surges, against counting the intervals at every step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from dibs.history.sweep import levels, peaks
+from dibs.history.sweep import levels, surge
 
 STEPS, STEP_MS = 12, 10
 END = STEPS - 1
@@ -56,13 +56,15 @@ def test_levels_are_those_of_counting(spark: SparkSession) -> None:
     rng = random.Random("levels")
     queues = [(drawn(rng, 6), drawn(rng, 4)) for _ in range(KEYS)]
     rows = [
-        (key, step, *values) for key, (waits, runs) in enumerate(queues) for step, values in changes(waits, runs).items()
+        (key, step, *values)
+        for key, (waits, runs) in enumerate(queues)
+        for step, values in changes(waits, runs).items()
     ]
     given = spark.createDataFrame(
         rows, "key INT, step INT, readied BIGINT, left BIGINT, began BIGINT, ended BIGINT, left_ms BIGINT"
     )
     found = {
-        (row.key, row.step): (row.backlog, row.running, row.oldest_ms, row.readied)
+        (row.key, row.step): (row.backlog, row.running, row.carried, row.oldest_ms, row.readied)
         for row in levels(given, ["key"], "step", END).where(f"step <= {END}").collect()
     }
     expected = {}
@@ -71,22 +73,33 @@ def test_levels_are_those_of_counting(spark: SparkSession) -> None:
         for step in range(STEPS):
             end_ms = (step + 1) * STEP_MS
             waiting = [one.from_ms for one in waits if one.from_ms < end_ms <= one.to_ms]
-            running = sum(one.from_ms < end_ms <= one.to_ms for one in runs)
+            carried, running = (
+                sum(one.from_ms < at_ms <= one.to_ms for one in runs) for at_ms in (end_ms - STEP_MS, end_ms)
+            )
             if waiting or running or step in changed:
                 readied = changed[step][0] if step in changed else None
-                expected[key, step] = (len(waiting), running, min(waiting, default=None), readied)
+                expected[key, step] = (len(waiting), running, carried, min(waiting, default=None), readied)
     assert found == expected
 
 
-def test_peaks_are_those_of_counting(spark: SparkSession) -> None:
-    """The most at once is what counting at every instant finds; what has no length counts as one, alone."""
-    rng = random.Random("peaks")
+def test_a_surge_is_that_of_counting(spark: SparkSession) -> None:
+    """The most at once, over what there was at first, is what counting at every instant finds."""
+    rng = random.Random("surges")
     keys = [drawn(rng, 8) for _ in range(KEYS)]
-    rows = [(key, *one) for key, intervals in enumerate(keys) for one in intervals]
-    given = spark.createDataFrame(rows, "key INT, from_ms BIGINT, to_ms BIGINT")
-    found = {row.key: row.peak for row in peaks(given, ["key"]).collect()}
-    assert found == {
-        key: max(1, *(sum(one.from_ms <= at < one.to_ms for one in some) for at in range(STEPS * STEP_MS)))
+    carried = [rng.randint(0, 3) for _ in keys]
+    rows = [
+        (
+            key,
+            [one.from_ms for one in some],
+            [*(one.to_ms for one in some), *rng.choices(range(1, 100), k=carried[key])],
+        )
         for key, some in enumerate(keys)
-        if some
+    ]
+    given = spark.createDataFrame(rows, "key INT, begins ARRAY<BIGINT>, ends ARRAY<BIGINT>")
+    found = {row.key: row.surge for row in given.selectExpr("key", f"{surge('begins', 'ends')} AS surge").collect()}
+    assert found == {
+        key: max(
+            0, *(sum(begin <= at for begin in begins) - sum(end <= at for end in ends) for at in range(STEPS * STEP_MS))
+        )
+        for key, begins, ends in rows
     }
