@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Window
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 from dibs.history.erlang import Target, workers_needed
-from dibs.history.sweep import levels, peaks
+from dibs.history.sweep import levels, surge
 from dibs.history.tables import TABLES
 from dibs.task import Reason
 
@@ -70,11 +70,11 @@ def compute(
     hours = _hours(_pieces(deliveries, known)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield {
-            "queue_minutes": _shaped("queue_minutes", _queue_minutes(minutes, known)),
+            "queue_minutes": _shaped("queue_minutes", _queue_minutes(minutes)),
             "error_groups": _shaped("error_groups", _error_groups(attempts, known)),
             "workers": _shaped("workers", _workers(hours)),
-            "capacity": _shaped("capacity", _capacity(deliveries, minutes, hours, known, target)),
-            "tenants": _shaped("tenants", _tenants(minutes, hours, known)),
+            "capacity": _shaped("capacity", _capacity(minutes, hours, known, target)),
+            "tenants": _shaped("tenants", _tenants(minutes, hours)),
         }
     finally:
         minutes.unpersist()
@@ -139,7 +139,8 @@ def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known:
             left_ms="min(ready_ms)",
             waits="count(wait_ms)",
             wait_ms="sum(wait_ms)",
-            wait_percentiles=_percentiles("wait_ms", known.within("claimed_ms")),
+            waited_ms=f"collect_list(wait_ms) FILTER (WHERE {known.within('claimed_ms')})",
+            begins_ms=f"collect_list(claimed_ms) FILTER (WHERE {known.within('claimed_ms')})",
         ),
         _counted(
             deliveries.where("ended_ms IS NOT NULL"),
@@ -150,7 +151,9 @@ def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known:
             retries="count_if(outcome = 'retried')",
             expiries=f"count_if({_LOST})",
             releases="count_if(outcome = 'released')",
-            run_percentiles=_percentiles("run_ms", "outcome IN ('completed', 'retried', 'failed')"),
+            ended_at_once=f"count_if(ended_ms % {_MINUTE_MS} = 0)",
+            ends_ms=f"collect_list(ended_ms) FILTER (WHERE ended_ms % {_MINUTE_MS} > 0 AND {known.within('ended_ms')})",
+            ran_ms="collect_list(run_ms) FILTER (WHERE outcome IN ('completed', 'retried', 'failed'))",
         ),
         _counted(
             waiting,
@@ -163,12 +166,26 @@ def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known:
         _counted(replays, known.minute("unix_millis(at)"), replays="count(*)"),
     ]
     united = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), facts)
-    least, most = "left_ms", ("wait_percentiles", "run_percentiles")
-    counts = [name for name in united.columns if name not in (*_QUEUE, "minute", least, *most)]
-    return united.groupBy(*_QUEUE, "minute").agg(
-        F.min(least).alias(least),
-        *(F.max(name).alias(name) for name in most),
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in counts),
+    lists = ("waited_ms", "ran_ms", "begins_ms", "ends_ms")
+    counts = [name for name in united.columns if name not in (*_QUEUE, "minute", "left_ms", *lists)]
+    changes = united.groupBy(*_QUEUE, "minute").agg(
+        fn.min("left_ms").alias("left_ms"),
+        *(fn.coalesce(fn.sum(name), fn.lit(0)).alias(name) for name in counts),
+        # Each is in one row at most.
+        *(fn.coalesce(fn.first(name, ignorenulls=True), fn.expr("array()")).alias(name) for name in lists),
+    )
+    summed = changes.select(
+        *_QUEUE,
+        "minute",
+        "left_ms",
+        *counts,
+        "waited_ms",
+        fn.expr(_percentiles("waited_ms")).alias("wait_percentiles"),
+        fn.expr(_percentiles("ran_ms")).alias("run_percentiles"),
+        fn.expr(surge("begins_ms", "ends_ms")).alias("surge"),
+    )
+    return levels(summed, _QUEUE, "minute", min(known.horizon_ms, known.end_ms - 1) // _MINUTE_MS).where(
+        known.within(f"minute * {_MINUTE_MS}")
     )
 
 
@@ -176,8 +193,14 @@ def _counted(rows: DataFrame, minute: str, **aggregates: str) -> DataFrame:
     return _aggregated(rows.selectExpr("*", minute), [*_QUEUE, "minute"], **aggregates)
 
 
-def _percentiles(value: str, where: str) -> str:
-    return f"percentile({value}, array(0.5, 0.95, 0.99)) FILTER (WHERE {where})"
+def _percentiles(values: str) -> str:
+    """Returns, in SQL, the percentiles of an array, between two of its values by where they lie; null if it is empty."""
+    place = "p * (size(sorted) - 1)"
+    below, above = f"sorted[INT(floor({place}))]", f"sorted[INT(ceil({place}))]"
+    between = f"{below} + ({place} - floor({place})) * ({above} - {below})"
+    points = "array(0.5D, 0.95D, 0.99D)"
+    of_sorted = f"IF(size(sorted) = 0, NULL, transform({points}, p -> {between}))"
+    return f"transform(array(sort_array({values})), sorted -> {of_sorted})[0]"
 
 
 def _pieces(deliveries: DataFrame, known: _Known) -> DataFrame:
@@ -224,23 +247,21 @@ def _hours(pieces: DataFrame) -> DataFrame:
 # --- the tables ---------------------------------------------------------------------------------------------------------
 
 
-def _queue_minutes(minutes: DataFrame, known: _Known) -> DataFrame:
-    end = min(known.horizon_ms, known.end_ms - 1) // _MINUTE_MS
-    happened = levels(minutes, _QUEUE, "minute", end).where(known.within(f"minute * {_MINUTE_MS}"))
+def _queue_minutes(minutes: DataFrame) -> DataFrame:
     counts = ("arrivals", "completions", "failures", "retries", "expiries", "releases", "cancellations", "replays")
-    return happened.select(
+    return minutes.select(
         *_QUEUE,
         _time(f"minute * {_MINUTE_MS}").alias("minute"),
-        F.expr("coalesce(began, 0)").alias("claims"),
-        *(F.expr(f"coalesce({name}, 0)").alias(name) for name in counts),
+        fn.expr("coalesce(began, 0)").alias("claims"),
+        *(fn.expr(f"coalesce({name}, 0)").alias(name) for name in counts),
         *(
-            F.expr(f"{kind}_percentiles[{place}]").alias(f"{kind}_p{hundredth}_ms")
+            fn.expr(f"{kind}_percentiles[{place}]").alias(f"{kind}_p{hundredth}_ms")
             for kind in ("wait", "run")
             for place, hundredth in enumerate((50, 95, 99))
         ),
         "backlog",
         "running",
-        F.expr(f"(minute + 1) * {_MINUTE_MS} - oldest_ms").alias("oldest_ms"),
+        fn.expr(f"(minute + 1) * {_MINUTE_MS} - oldest_ms").alias("oldest_ms"),
         _day(f"minute * {_MINUTE_MS}"),
     )
 
@@ -248,7 +269,7 @@ def _queue_minutes(minutes: DataFrame, known: _Known) -> DataFrame:
 def _error_groups(attempts: DataFrame, known: _Known) -> DataFrame:
     faults = attempts.where(f"fingerprint IS NOT NULL AND {known.within('unix_millis(ended_at)')}")
     groups = _aggregated(
-        faults.withColumn("date", F.expr("date_from_unix_date(unix_millis(ended_at) div 86400000)")),
+        faults.withColumn("date", fn.expr("date_from_unix_date(unix_millis(ended_at) div 86400000)")),
         ["tenant", "fingerprint", "date"],
         earliest="min(struct(ended_at, id, delivery, error_type, error_line))",
         commands="array_sort(collect_set(command))",
@@ -258,9 +279,7 @@ def _error_groups(attempts: DataFrame, known: _Known) -> DataFrame:
         first_seen="min(ended_at)",
         last_seen="max(ended_at)",
     )
-    return groups.selectExpr(
-        "*", "earliest.error_type", "earliest.error_line AS sample", "earliest.id AS sample_id"
-    )
+    return groups.selectExpr("*", "earliest.error_type", "earliest.error_line AS sample", "earliest.id AS sample_id")
 
 
 def _workers(hours: DataFrame) -> DataFrame:
@@ -280,30 +299,31 @@ def _workers(hours: DataFrame) -> DataFrame:
     return days.withColumn("share", _share("busy_ms", *_QUEUE, "date"))
 
 
-def _capacity(deliveries: DataFrame, minutes: DataFrame, hours: DataFrame, known: _Known, target: Target) -> DataFrame:
+def _capacity(minutes: DataFrame, hours: DataFrame, known: _Known, target: Target) -> DataFrame:
     key = [*_QUEUE, "hour"]
-    of_minute = minutes.withColumn("hour", F.expr(f"minute * {_MINUTE_MS} div {_HOUR_MS}"))
-    readied = _aggregated(
-        of_minute.where(f"readied > 0 AND {known.within(f'minute * {_MINUTE_MS}')}"), key, arrivals="sum(readied)"
+    swept = _aggregated(
+        minutes.withColumn("hour", fn.expr(f"minute div {_HOUR_MS // _MINUTE_MS}")),
+        key,
+        arrivals="coalesce(sum(readied), 0)",
+        most="max(carried - coalesce(ended_at_once, 0) + coalesce(surge, 0))",
+        waited_ms="flatten(collect_list(waited_ms))",
     )
     ran = _aggregated(hours, key, busy_ms="sum(busy_ms)", ended="sum(deliveries)", run_ms="sum(run_ms)")
-    waited = _aggregated(
-        deliveries.where(f"wait_ms IS NOT NULL AND {known.within('claimed_ms')}").withColumn(
-            "hour", F.expr(f"claimed_ms div {_HOUR_MS}")
-        ),
-        key,
-        wait_p95_ms="percentile(wait_ms, 0.95)",
-    )
-    joined = readied.join(ran, key, "full").join(peaks(_pieces(deliveries, known), key), key, "left")
-    began, horizon = f"greatest(hour * {_HOUR_MS}, {known.began_ms})", f"least((hour + 1) * {_HOUR_MS}, {known.horizon_ms})"
-    found = joined.join(waited, key, "left").selectExpr(
-        *key,
-        f"greatest(1.0D, ({horizon} - {began}) / 1000) AS span_s",
-        "coalesce(arrivals, 0) AS arrivals",
-        "run_ms / nullif(ended, 0) AS run_mean_ms",
-        "coalesce(busy_ms, 0) AS busy_ms",
-        "coalesce(peak, 0) AS workers_ran",
-        "wait_p95_ms",
+    began = f"greatest(hour * {_HOUR_MS}, {known.began_ms})"
+    horizon = f"least((hour + 1) * {_HOUR_MS}, {known.horizon_ms})"
+    found = (
+        swept.join(ran, key, "left")
+        .where("arrivals > 0 OR busy_ms IS NOT NULL")
+        .selectExpr(
+            *key,
+            f"greatest(1.0D, ({horizon} - {began}) / 1000) AS span_s",
+            "arrivals",
+            "run_ms / nullif(ended, 0) AS run_mean_ms",
+            "coalesce(busy_ms, 0) AS busy_ms",
+            # A delivery that took no time had a worker, too.
+            "IF(busy_ms IS NULL, 0, greatest(most, 1)) AS workers_ran",
+            f"{_percentiles('waited_ms')}[1] AS wait_p95_ms",
+        )
     )
     rated = found.selectExpr(
         "*",
@@ -314,16 +334,15 @@ def _capacity(deliveries: DataFrame, minutes: DataFrame, hours: DataFrame, known
     )
     advised = rated.coalesce(1).mapInArrow(_advise, _ddl(rated) + ", workers_needed BIGINT")
     return advised.select(
-        "*", _day(f"hour * {_HOUR_MS}"), 
+        "*",
+        _day(f"hour * {_HOUR_MS}"),
     ).withColumn("hour", _time(f"hour * {_HOUR_MS}"))
 
 
-def _tenants(minutes: DataFrame, hours: DataFrame, known: _Known) -> DataFrame:
+def _tenants(minutes: DataFrame, hours: DataFrame) -> DataFrame:
     key = ["tenant", "date"]
     put_in = _aggregated(
-        minutes.where(f"arrivals + began > 0 AND {known.within(f'minute * {_MINUTE_MS}')}").select(
-            "*", _day(f"minute * {_MINUTE_MS}")
-        ),
+        minutes.where("arrivals + began > 0").select("*", _day(f"minute * {_MINUTE_MS}")),
         key,
         arrivals="sum(arrivals)",
         waits="sum(waits)",
@@ -340,7 +359,7 @@ def _tenants(minutes: DataFrame, hours: DataFrame, known: _Known) -> DataFrame:
     both = put_in.join(ran, key, "full").na.fill(0)
     return both.select(
         "*",
-        F.expr("wait_ms / nullif(waits, 0)").alias("wait_mean_ms"),
+        fn.expr("wait_ms / nullif(waits, 0)").alias("wait_mean_ms"),
         _share("busy_ms", "date").alias("work_share"),
         _share("wait_ms", "date").alias("wait_share"),
     )
@@ -350,8 +369,9 @@ def _advise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Adds to each hour how many workers it needed. Runs on an executor."""
     for batch in batches:
         needed = [
-            None if row["run_mean_ms"] is None else
-            workers_needed(
+            None
+            if row["run_mean_ms"] is None
+            else workers_needed(
                 row["offered_load"], row["run_mean_ms"] / 1000, row["target_wait_ms"] / 1000, row["target_share"]
             )
             for row in batch.select(["run_mean_ms", "offered_load", "target_wait_ms", "target_share"]).to_pylist()
@@ -363,19 +383,19 @@ def _advise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _aggregated(rows: DataFrame, keys: list[str], **aggregates: str) -> DataFrame:
-    return rows.groupBy(*keys).agg(*(F.expr(sql).alias(name) for name, sql in aggregates.items()))
+    return rows.groupBy(*keys).agg(*(fn.expr(sql).alias(name) for name, sql in aggregates.items()))
 
 
 def _share(value: str, *of: str) -> Column:
-    return F.col(value) / F.nullif(F.sum(value).over(Window.partitionBy(*of)), F.lit(0))
+    return fn.col(value) / fn.nullif(fn.sum(value).over(Window.partitionBy(*of)), fn.lit(0))
 
 
 def _time(time_ms: str) -> Column:
-    return F.expr(f"timestamp_millis({time_ms})")
+    return fn.expr(f"timestamp_millis({time_ms})")
 
 
 def _day(time_ms: str) -> Column:
-    return F.expr(f"date_from_unix_date(CAST({time_ms} div {_DAY_MS} AS INT)) AS date")
+    return fn.expr(f"date_from_unix_date(CAST({time_ms} div {_DAY_MS} AS INT)) AS date")
 
 
 def _ddl(rows: DataFrame) -> str:
@@ -384,7 +404,7 @@ def _ddl(rows: DataFrame) -> str:
 
 def _shaped(table: str, rows: DataFrame) -> DataFrame:
     """Returns the columns of a table, in their order and of their types, and the day."""
-    columns = [F.col(column.name).cast(column.type).alias(column.name) for column in TABLES[table].columns]
+    columns = [fn.col(column.name).cast(column.type).alias(column.name) for column in TABLES[table].columns]
     return rows.select(*columns, "date")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,42 +22,44 @@ def levels(changes: DataFrame, keys: Sequence[str], step: str, end: int) -> Data
     `changes` has one row for each of the `keys` and step at most, with how many intervals `readied` and `left`, how many
     `began` and `ended`, and `left_ms`: the earliest beginning of those that left. Intervals that are open have to leave
     after `end`, so that their beginning is known. The result has the columns of `changes`, which are null in steps that
-    it lacks, and `backlog`, `running` and `oldest_ms`: the earliest beginning of those that wait at the end of the step.
+    it lacks, and of the end of the step `backlog`, `running` and `oldest_ms`, the earliest beginning of those that wait;
+    `carried` is how many ran at the end of the step before.
     """
     forth = Window.partitionBy(*keys).orderBy(step)
-    back = Window.partitionBy(*keys).orderBy(F.desc(step))
+    back = Window.partitionBy(*keys).orderBy(fn.desc(step))
     so_far = forth.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    before = forth.rowsBetween(Window.unboundedPreceding, -1)
     later = back.rowsBetween(Window.unboundedPreceding, -1)
     swept = changes.select(
         "*",
-        F.sum(F.expr("readied - left")).over(so_far).alias("backlog"),
-        F.sum(F.expr("began - ended")).over(so_far).alias("running"),
+        fn.sum(fn.expr("readied - left")).over(so_far).alias("backlog"),
+        fn.sum(fn.expr("began - ended")).over(so_far).alias("running"),
+        fn.coalesce(fn.sum(fn.expr("began - ended")).over(before), fn.lit(0)).alias("carried"),
         # Of those that leave later, the earliest beginning is that of one that waits now, if any does.
-        F.min("left_ms").over(later).alias("oldest_ms"),
-        F.coalesce(F.lead(step).over(forth) - 1, F.lit(end)).alias("until"),
+        fn.min("left_ms").over(later).alias("oldest_ms"),
+        fn.coalesce(fn.lead(step).over(forth) - 1, fn.lit(end)).alias("until"),
     )
     held = f"IF(backlog > 0 OR running > 0, greatest({step}, least(until, {end})), {step})"
     others = [name for name in changes.columns if name not in (*keys, step)]
-    return swept.select("*", F.explode(F.expr(f"sequence({step}, {held})")).alias("now")).select(
+    return swept.select("*", fn.explode(fn.expr(f"sequence({step}, {held})")).alias("now")).select(
         *keys,
-        F.col("now").alias(step),
-        *(F.expr(f"IF(now = {step}, {name}, NULL)").alias(name) for name in others),
+        fn.col("now").alias(step),
+        *(fn.expr(f"IF(now = {step}, {name}, NULL)").alias(name) for name in others),
         "backlog",
         "running",
-        F.expr("IF(backlog > 0, oldest_ms, NULL)").alias("oldest_ms"),
+        fn.expr(f"IF(now = {step}, carried, running)").alias("carried"),
+        fn.expr("IF(backlog > 0, oldest_ms, NULL)").alias("oldest_ms"),
     )
 
 
-def peaks(intervals: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Returns for each of the `keys` the most intervals, from `from_ms` to `to_ms`, that were open at once, as `peak`.
-
-    It is at least 1: an interval without length was there, too.
-    """
-    ends = intervals.select(
-        *keys, F.explode(F.expr("array(2 * from_ms + 1, 2 * to_ms)")).alias("end")
-    )  # of an instant, what ends comes before what begins
-    by_time = Window.partitionBy(*keys).orderBy("end").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    level = F.sum(F.expr("IF(end % 2 = 1, 1, -1)")).over(by_time)
+def surge(begins_ms: str, ends_ms: str) -> str:
+    """Returns, in SQL, by how much the level rose at most over what it was at first, from arrays of when intervals began
+    and ended; 0 if it only fell."""
+    # Of an instant, what ends comes before what begins.
+    times = f"concat(transform({begins_ms}, t -> 2 * t + 1), transform({ends_ms}, t -> 2 * t))"
+    risen = "named_struct('now', now.now + 1, 'most', greatest(now.most, now.now + 1))"
+    fallen = "named_struct('now', now.now - 1, 'most', now.most)"
     return (
-        ends.select(*keys, level.alias("level")).groupBy(*keys).agg(F.greatest(F.max("level"), F.lit(1)).alias("peak"))
+        f"aggregate(sort_array({times}), named_struct('now', 0, 'most', 0), "
+        f"(now, t) -> IF(t % 2 = 1, {risen}, {fallen}), now -> now.most)"
     )
