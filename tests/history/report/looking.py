@@ -30,8 +30,8 @@ class Looking:
 
     def __init__(self, chromium: Chrome, page: Path, size: tuple[int, int], *, fragment: str = "") -> None:
         self._chromium = chromium
-        width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
+        self._width, height = size
+        metrics = {"width": self._width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
         offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         self._do("Emulation.setDeviceMetricsOverride", metrics)
         self._do("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
@@ -88,7 +88,7 @@ class Looking:
 
     def too_wide(self) -> bool:
         """Whether the page can be scrolled sideways."""
-        return bool(self.script("return document.documentElement.scrollWidth > innerWidth"))
+        return bool(self.script("return document.documentElement.scrollWidth > arguments[0]", self._width))
 
     def picture(self, path: Path) -> None:
         """Keeps a picture of the whole page."""

@@ -186,6 +186,7 @@ class TestHostile:
         """Nothing runs, nothing is loaded, nothing pushes the page aside, and one can read what it was."""
         page = look(_nasty_lake(tmp_path / "<b>lake", self.NASTY, lakes.HORIZON), size)
         page.picture(tmp_path / "report.png")
+        assert not page.too_wide()
         assert page.script("return document.title") == "<b>lake: history"
         assert page.script("return document.querySelectorAll('img').length") == 0
         assert page.script("return document.scripts.length") == 3

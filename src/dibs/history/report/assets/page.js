@@ -21,8 +21,9 @@
     return node;
   }
 
-  /** A text of somebody else's: its direction stays inside. */
-  const own = (text, given = {}) => el("bdi", given, text);
+  /** A text of somebody else's: its direction stays inside, and its length has a limit. */
+  const own = (text, given = {}) => el("bdi", given, shortened(text));
+  const shortened = (text) => (text.length > 160 ? `${text.slice(0, 160)}…` : text);
 
   const colour = (() => {
     const probe = el("span", { hidden: "" });
@@ -783,7 +784,7 @@
   }
 
   function fill(select, names, value) {
-    select.replaceChildren(el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, name)));
+    select.replaceChildren(el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, shortened(name))));
     select.value = value;
     select.classList.toggle("on", Boolean(value));
   }
