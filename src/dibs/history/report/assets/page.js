@@ -21,8 +21,9 @@
     return node;
   }
 
-  /** A text of somebody else's: its direction stays inside. */
-  const own = (text, given = {}) => el("bdi", given, text);
+  /** A text of somebody else's: its direction stays inside, and its length has a limit. */
+  const own = (text, given = {}) => el("bdi", given, shortened(text));
+  const shortened = (text) => (text.length > 160 ? `${text.slice(0, 160)}…` : text);
 
   const colour = (() => {
     const probe = el("span", { hidden: "" });
@@ -74,6 +75,8 @@
   const START = data.first ? Date.parse(`${data.first}T00:00:00Z`) : 0;
   const BEGIN = Date.parse(data.begin);
   const END = Date.parse(data.end);
+  const FROM = START + Math.floor((BEGIN - START) / 1000 / data.step_s) * data.step_s * 1000;
+  const TO = Math.max(END, FROM + data.step_s * 1000);
   const TARGET_MS = data.target_wait_s * 1000;
 
   const chosen = () =>
@@ -213,7 +216,7 @@
   function percentiles(name, kind) {
     return (queues) =>
       queues.length === 1
-        ? [["p50", 0.45, 1.2], ["p95", 1, 1.8], ["p99", 0.7, 1.2]].map(([label, strength, width]) => ({
+        ? [["p50", 0.65, 1.2], ["p95", 1, 1.8], ["p99", 0.85, 1.2]].map(([label, strength, width]) => ({
             name: `${kind}_${label}_ms`, label, colour: name, strength, width, dash: label === "p99" ? [3, 3] : null,
           }))
         : queues.slice(0, QUEUES_MAX).map((queue, index) => ({
@@ -357,7 +360,7 @@
       }),
     );
     drawn.legend.replaceChildren(...drawn.lines.map(key));
-    const several = drawn.chart.several && queues.length > 1;
+    const several = Boolean(drawn.chart.several) && queues.length > 1;
     drawn.choice.hidden = !several;
     drawn.legend.parentNode.classList.toggle("several", several);
     pressed(drawn.choice, (button) => button.dataset.percentile === state.percentile);
@@ -389,7 +392,7 @@
         transitionDuration: 0, formatter: (found) => tip(drawn, found),
       },
       xAxis: panes.map((_, index) => ({
-        type: "time", gridIndex: index, min: drawn.lines[0].times[0], max: END,
+        type: "time", gridIndex: index, min: FROM, max: TO,
         axisLabel: index === panes.length - 1 ? { ...text, hideOverlap: true, showMinLabel: true, formatter: tick } : { show: false },
         axisLine: { lineStyle: { color: colour("line") } },
         axisTick: { show: false },
@@ -412,14 +415,16 @@
 
   function series(of, pane, last) {
     const values = of.log ? of.values.map((value) => (value === null ? null : Math.max(value, 1))) : of.values;
+    const points = values.map((value, index) =>
+      // A point between two gaps is no line: it is drawn as a dot.
+      value !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
+        ? { value: [of.times[index], value], symbol: "circle", symbolSize: 4 }
+        : [of.times[index], value],
+    );
+    if (of.step) points.push([TO, values.at(-1)]);
     return {
       type: "line", name: of.label, xAxisIndex: of.pane, yAxisIndex: of.pane, symbol: "none", step: of.step ? "end" : false,
-      // A point between two gaps is no line: it is drawn as a dot.
-      data: values.map((value, index) =>
-        value !== null && of.how !== "sum" && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
-          ? { value: [of.times[index], value], symbol: "circle", symbolSize: 3 }
-          : [of.times[index], value],
-      ),
+      data: points,
       stack: of.stack ? `pane${of.pane}` : undefined,
       lineStyle: { width: of.stack ? 0.5 : (of.width ?? 1.4), color: colour(of.colour), opacity: of.strength ?? 1, type: of.dash ?? "solid" },
       itemStyle: { color: colour(of.colour), opacity: of.strength ?? 1 },
@@ -459,7 +464,7 @@
       return { min, max, axisTick: { show: false, customValues }, axisLabel: { customValues } };
     }
     if (pane.unit !== "ms") return { minInterval: 1, splitNumber: pane.part ? 2 : 4, max: most ? undefined : 4 };
-    const interval = DURATIONS_S.find((seconds) => (seconds * 1000 * 3) >= most) ?? 604800;
+    const interval = DURATIONS_S.find((seconds) => seconds * 3000 >= Math.max(most, 1000)) ?? 604800;
     return { interval: interval * 1000, max: Math.max(Math.ceil(most / (interval * 1000)), 1) * interval * 1000 };
   }
 
@@ -480,7 +485,7 @@
   const shown = (of, value) => (value === null || value === undefined ? "–" : of.unit === "ms" ? duration(value) : count(value));
 
   function tip(drawn, found) {
-    const index = found[0].dataIndex;
+    const index = Math.min(found[0].dataIndex, drawn.lines[0].times.length - 1);
     return el(
       "div",
       { class: "tip" },
@@ -517,7 +522,7 @@
         animation: false,
         useUTC: true,
         grid: { left: 4, right: 4, top: 2, bottom: 2 },
-        xAxis: { type: "time", show: false, min: times[0], max: END },
+        xAxis: { type: "time", show: false, min: FROM, max: TO },
         yAxis: { show: false },
         dataZoom: [
           {
@@ -779,7 +784,7 @@
   }
 
   function fill(select, names, value) {
-    select.replaceChildren(el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, name)));
+    select.replaceChildren(el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, shortened(name))));
     select.value = value;
     select.classList.toggle("on", Boolean(value));
   }
@@ -845,6 +850,9 @@
   function nothing() {
     one("body").hidden = true;
     one("headline").hidden = true;
+    one("tenant").parentNode.hidden = true;
+    one("queue").parentNode.hidden = true;
+    document.querySelector("footer").hidden = true;
     one("span").textContent = "nothing is known yet";
     one("notices").append(
       el("div", { class: "card welcome" }, el("h2", {}, "Nothing here yet"), el("p", { class: "said" }, "The lake knows of no events in these days. Run ", el("code", {}, "dibs history run"), ", or ask for other days.")),
@@ -859,7 +867,6 @@
   notices();
   if (!data.begin) {
     nothing();
-    document.querySelector("footer").hidden = true;
     return;
   }
   one("span").textContent = `${time(data.begin)} to ${time(data.end)} UTC`;
