@@ -1,4 +1,4 @@
-"""A store of its own for each of these tests."""
+"""A store of its own for each test; the session is everybody's."""
 
 from __future__ import annotations
 

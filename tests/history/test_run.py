@@ -1,0 +1,256 @@
+"""A lake of a real store: its tables are what the journal says, whatever interrupts its runs and however they are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from dibs.errors import JournalReset, JournalTrimmed, LakeError
+from dibs.history import intake, lake
+from dibs.history import run as runs
+from dibs.history.erlang import Target
+from dibs.history.lake import NO_DATE, Lake
+from dibs.history.tables import GOLD, SCHEMA_VERSION, TABLES
+from dibs.settings import load
+from dibs.stores import open_store
+from tests.history import oracle, oracle_gold
+from tests.history.lakes import Row, Work, digests, files, journal, rows, take_in
+
+TARGET = Target(wait_ms=2_000, share=0.95)
+
+
+@pytest.fixture(scope="module")
+def once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A store of two shards with days of work in it, and a lake of it that was made in one run."""
+    place = tmp_path_factory.mktemp("once")
+    url = f"shards:{place / 'store'}?n=2"
+    Work(url, seed=1).go_on(250)
+    take_in(url, place / "lake")
+    return url, place / "lake"
+
+
+def assert_same(table: str, found: list[Row], expected: list[Row]) -> None:
+    """Both have the same rows, in any order; fractions agree to what a computer's sums allow."""
+
+    def by_key(some: list[Row]) -> dict[tuple[Any, ...], Row]:
+        return {tuple(row[name] for name in (*TABLES[table].key, "date")): row for row in some}
+
+    assert len(by_key(found)) == len(found)
+    assert by_key(found).keys() == by_key(expected).keys()
+    for key, row in by_key(expected).items():
+        wanted = {name: pytest.approx(value) if isinstance(value, float) else value for name, value in row.items()}
+        assert by_key(found)[key] == wanted, key
+
+
+def test_tables_are_what_the_journal_says(once: tuple[str, Path]) -> None:
+    """Events, attempts, tasks and the five tables of gold are what plain Python makes of the same journal."""
+    url, path = once
+    events = journal(url)
+    assert [row.kind for row in events].count("replayed") > 0
+    assert len({row.at.date() for row in events}) > 2
+    silver = oracle.silver(events)
+    expected = {
+        "events": [{**row._asdict(), "date": row.at.date()} for row in events],
+        "attempts": silver.attempts,
+        "tasks": silver.tasks,
+        **oracle_gold.gold(
+            silver, [row for row in events if row.kind == "replayed"], oracle_gold.span(events), TARGET
+        ),
+    }
+    for table in TABLES:
+        assert_same(table, rows(path, table), expected[table])
+
+
+def test_runs_between_the_work_make_the_same_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a lake is run while the queue works, in whatever batches, joining small files or not, its tables are
+    those of one run at the end; so are those that are rebuilt from its events."""
+    monkeypatch.setattr(intake, "SMALL_FILES_MAX", 2)
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    work = Work(url, seed=2)
+    for steps in (60, 1, 40):
+        work.go_on(steps)
+        take_in(url, path, batch_events=150)
+    assert take_in(url, path).events == 0
+    take_in(url, tmp_path / "other")
+    assert digests(path) == digests(tmp_path / "other")
+    assert max(len(Lake(path).files("events", day.name)) for day in (path / "events").iterdir()) <= 3
+    before = digests(path)
+    take_in(url, path, rebuild=True)
+    assert digests(path) == before
+
+
+def test_only_days_that_are_touched_are_rewritten(spark: SparkSession, tmp_path: Path) -> None:
+    """A run over a little more leaves the files of earlier days alone, in every table."""
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    work = Work(url, seed=3)
+    work.go_on(120)
+    take_in(url, path)
+    horizon = Lake(path).state.horizon
+    assert horizon is not None
+    before = {file: file.stat().st_mtime_ns for file in files(path)}
+    earlier = {file for file in before if NO_DATE not in str(file) and file.parent.name < f"date={horizon.date()}"}
+    assert {file.parents[1].name for file in earlier} >= {"events", "attempts", "tasks", "queue_minutes", "capacity"}
+    work.go_on(3)
+    assert take_in(url, path).events > 0
+    kept = {file: file.stat().st_mtime_ns for file in files(path)}
+    replayed = {file for file in earlier if file.parents[1].name == "tasks"}
+    assert earlier - replayed <= {file for file, at in before.items() if kept.get(file) == at}
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("at", ["staged", "written down", "half carried out", "committed"])
+def test_a_run_that_ends_anywhere_is_repeated_without_a_trace(
+    once: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Whether a run ends before its commit, in its midst, or before the journal and Spark are told of it: the next makes
+    of it what one run makes."""
+    url, path = once
+    _kill(monkeypatch, at)
+    with pytest.raises(Killed):
+        take_in(url, tmp_path / "lake", batch_events=400)
+    monkeypatch.undo()
+    take_in(url, tmp_path / "lake", batch_events=400)
+    assert digests(tmp_path / "lake") == digests(path)
+
+
+def _kill(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    if at == "committed":
+        monkeypatch.setattr(runs.Journal, "advance", killed)
+        return
+    if at == "half carried out":
+        left = iter(range(2))
+        rename = Path.rename
+
+        def some(file: Path, name: Path) -> Path:
+            return rename(file, name) if next(left, None) is not None else killed()  # type: ignore[func-returns-value]
+
+        monkeypatch.setattr(Path, "rename", some)
+        return
+    monkeypatch.setattr(lake, {"staged": "_sync", "written down": "_finish"}[at], _later(killed, at))
+
+
+def _later(killed: Callable[..., None], at: str) -> Callable[..., None]:
+    """`_finish` is also what opens a lake: that passes."""
+    calls = iter(range(1 if at == "written down" else 4))
+
+    def call(path: Path) -> None:
+        if next(calls, None) is None:
+            killed()
+
+    return call
+
+
+def test_what_was_trimmed_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """A journal that reached its size before the lake took it in: the run stops and says which time is missing; told to
+    go on, it does, and remembers the gap. Until then the journal waits for the lake, however old its events are."""
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    work = Work(url, seed=4)
+    work.go_on(40)
+    take_in(url, path)
+    work.go_on(60)
+    _sweep(url, journal_retention_s=1)
+    assert len(journal(url)) > Lake(path).state.events
+    assert take_in(url, path).events > 0
+    work.go_on(60)
+    _sweep(url, journal_max_bytes=1)
+    last = Lake(path).state.positions["0"].at
+    with pytest.raises(JournalTrimmed, match=f"after {last:%Y-%m-%d %H:%M:%S} and before 20"):
+        take_in(url, path)
+    ended = take_in(url, path, go_on=True)
+    assert [gap.after for gap in ended.gaps] == [last]
+    assert Lake(path).state.gaps == ended.gaps
+    work.go_on(10)
+    assert take_in(url, path).gaps == []
+
+
+def _sweep(url: str, **settings: Any) -> None:
+    async def sweep() -> None:
+        async with await open_store(url, settings=load({"url": url, **settings}), create=False) as store:
+            await store.sweep()
+
+    asyncio.run(sweep())
+
+
+def test_a_lake_is_of_one_store(spark: SparkSession, once: tuple[str, Path], tmp_path: Path) -> None:
+    """Another store than the lake's is refused, with one shard or as many, and nothing changes."""
+    _, path = once
+    before = digests(path)
+    for url in (f"lmdb:{tmp_path / 'one'}", f"shards:{tmp_path / 'two'}?n=2"):
+        Work(url, seed=5).go_on(5)
+        with pytest.raises(JournalReset, match="name another --lake"):
+            take_in(url, path)
+    assert digests(path) == before
+
+
+def test_a_missing_checkpoint_costs_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """What the lake holds is told by the journal's places: a stream that starts anew brings nothing twice."""
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    work = Work(url, seed=6)
+    work.go_on(40)
+    take_in(url, path)
+    runs.shutil.rmtree(path / "_dibs" / "checkpoint")
+    work.go_on(20)
+    take_in(url, path)
+    take_in(url, tmp_path / "other")
+    assert digests(path) == digests(tmp_path / "other")
+
+
+def test_following_takes_in_what_comes(spark: SparkSession, tmp_path: Path) -> None:
+    """A run that follows has gold, too, after each batch; told to stop, it ends."""
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    work, stopped, told = Work(url, seed=7), threading.Event(), []
+    work.go_on(30)
+
+    def tell(news: runs.Told) -> None:
+        told.append(news.events)
+        if news.doing == "waiting for news":
+            if len(set(told)) > 3:
+                stopped.set()
+            else:
+                work.go_on(20)
+
+    runs.run(path, runs.Options(url=url, follow_s=0.2), tell, stopped)
+    assert Lake(path).state.gold_from is None
+    take_in(url, path)
+    take_in(url, tmp_path / "other")
+    assert digests(path) == digests(tmp_path / "other")
+
+
+def test_refused_before_spark_starts(tmp_path: Path) -> None:
+    """A directory with something else in it, a lake that another run writes, one of a newer or an older version, and
+    other settings than its own are told apart."""
+    url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
+    Work(url, seed=8).go_on(1)
+    with pytest.raises(LakeError, match="not a lake"):
+        take_in(url, tmp_path)
+    with Lake.writing(path), pytest.raises(LakeError, match="another run"):
+        take_in(url, path)
+    with pytest.raises(LakeError, match="aims at waits of 2 s"):
+        take_in(url, path, target_wait_s=3.0)
+    with pytest.raises(LakeError, match="there is no lake"):
+        Lake.open(tmp_path / "nowhere")
+    state = path / "_dibs" / "lake.json"
+    said = state.read_text()
+    for version, advice in ((SCHEMA_VERSION + 1, "upgrade dibs"), (0, "--rebuild")):
+        state.write_text(said.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {version}'))
+        with pytest.raises(LakeError, match=advice):
+            take_in(url, path)
+    state.write_text("{}")
+    with pytest.raises(LakeError, match="cannot be read"):
+        take_in(url, path)
+    assert not any(files(path))
+    assert GOLD
