@@ -55,15 +55,15 @@ def history(seed: int, *, tasks: int = 100, shards: int = 2, pace_ms: int = 4 * 
     return simulation.rows
 
 
-def story(name: str, *events: Sequence[object], shard: int = 0) -> list[EventRow]:
+def story(name: str, *events: Sequence[object], shard: int = 0, after: int = 0) -> list[EventRow]:
     """Returns a history of one task, told by hand: of each event its kind and its time in seconds after START, then
-    what else it has, by name: ``("claimed", 5, {"worker": "ann"})``."""
+    what else it has, by name: ``("claimed", 5, {"worker": "ann"})``. The journal is at position `after` before."""
     rows = []
-    for number, (kind, at_s, *more) in enumerate(events):
+    for number, (kind, at_s, *more) in enumerate(events, after + 1):
         assert isinstance(at_s, (int, float))
         fields = dict(pair for given in more for pair in dict(given).items())  # type: ignore[call-overload]
         at = START + timedelta(seconds=at_s)
-        rows.append(EventRow(shard, cursor(shard, number + 1), at, str(kind), "acme", name, "resize", **fields))
+        rows.append(EventRow(shard, cursor(shard, number), at, str(kind), "acme", name, "resize", **fields))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Silver: the events of each task, one after the other, become its row of `tasks` and a row of `attempts` for each delivery.
+"""Silver: the events of each task, one after the other, become its row of `tasks`, and of `attempts` for each delivery.
 
 All of a task's events are in one journal, and their order there is what happened, whatever the clock said. So a task is
 followed from place to place like a small machine, whose memory is its row of `tasks`: a row that was written goes on
@@ -20,10 +20,9 @@ TASK = ("tenant", "id")
 IGNORED = ("cancelling", "purged")
 """They move no task: a task that is to be cancelled goes on, and one that is purged had ended."""
 DELAYED = "DELAYED"
-"""The reason of an event after which a task is not ready yet. It is told by the place, and no reason in these tables."""
+"""The reason of an event after which a task is not ready yet. The place tells that: it is no reason in these tables."""
 
-_DELIVERY_ENDS = ("completed", "retried", "released", "lease_expired", "failed", "cancelled")
-_TASK_ENDS = ("completed", "failed", "cancelled")
+_ERROR = ("error_type", "error_line", "fingerprint")
 
 
 class Folded(NamedTuple):
@@ -44,17 +43,13 @@ def fold(events: DataFrame, state: DataFrame) -> Folded:
     letters that come back; of several of one id the latest is meant. All of those whose id has an event here come back
     in `tasks`, changed or not, and so take the place of what they were; others do not.
     """
-    whole = by_task().orderBy("cursor").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    known = _events(events).unionByName(_states(state), allowMissingColumns=True)
+    # Brought together first, each task is put together once: without this, Spark would do so before the shuffle, too.
+    together = known.repartition(*TASK).groupBy(*TASK).agg(F.collect_list("event"), F.collect_list("state"))
     followed = (
-        _events(events)
-        .unionByName(_states(state), allowMissingColumns=True)
-        .select(
-            F.collect_list("event").over(whole).alias("events"),
-            F.collect_list("state").over(whole).alias("states"),
-            F.row_number().over(by_task().orderBy("cursor")).alias("number"),
-        )
-        .where((F.col("number") == 1) & (F.size("events") > 0))
-        .select(F.aggregate("events", _beginning(), _moved).alias("life"))
+        together.toDF(*TASK, "events", "states")
+        .where(F.size("events") > 0)
+        .select(F.aggregate(F.sort_array("events"), _beginning(), _moved).alias("life"))
     )
     tasks = followed.select(F.inline(_and(F.col("life.past"), F.col("life.task"))))
     attempts = followed.select(F.inline("life.attempts"))
@@ -77,7 +72,8 @@ def by_task() -> WindowSpec:
 
 
 def _events(events: DataFrame) -> DataFrame:
-    """The events as they are looked at: without empty text, and with the place that the task is in afterwards."""
+    """The events as they are looked at, which sort: without empty text, with the place that the task is in afterwards,
+    and with what the kind means, which is cheaper to say here than to ask at every step."""
     kind, reason = F.col("kind"), F.col("reason")
     place = (
         F.when(kind.isin(*IGNORED), F.lit(None))
@@ -87,20 +83,23 @@ def _events(events: DataFrame) -> DataFrame:
         .when(kind.isin("enqueued", "retried") & (reason != ""), "delayed")
         .otherwise("ready")
     )
-    texts = [_text(name).alias(name) for name in ("worker", "error_type", "error_line", "fingerprint")]
-    why = F.when(reason != DELAYED, _text("reason")).alias("reason")
-    event = F.struct("kind", place.alias("place"), "at", "command", "attempt", *texts, why, "shard", "cursor", *TASK)
-    return events.select(*TASK, "cursor", event.alias("event"))
+    meant = {
+        "claims": kind == "claimed",
+        "settles": kind.isin("completed", "retried", "released", "lease_expired", "failed", "cancelled"),
+        "loses": (kind == "lease_expired") | ((kind == "failed") & (reason == "LEASE_EXPIRED")),
+        "ends": kind.isin("completed", "failed", "cancelled"),
+    }
+    texts = {name: F.nullif(F.col(name), F.lit("")) for name in ("worker", *_ERROR)}
+    texts["reason"] = F.when(~reason.isin("", DELAYED), reason)
+    named = [column.alias(name) for name, column in ({"place": place} | meant | texts).items()]
+    event = F.struct("cursor", "kind", *named, "at", "command", "attempt", "shard", *TASK)
+    return events.select(*TASK, event.alias("event"))
 
 
 def _states(state: DataFrame) -> DataFrame:
-    """The rows of `tasks` as what comes before the events."""
+    """The rows of `tasks` as they are before the events, which sort."""
     task = F.struct(*(F.col(column.name) for column in TABLES["tasks"].columns))
-    return state.select(*TASK, F.col("position").alias("cursor"), task.alias("state"))
-
-
-def _text(name: str) -> Column:
-    return F.nullif(F.col(name), F.lit(""))
+    return state.select(*TASK, F.struct("position", task.alias("task")).alias("state"))
 
 
 def _dated(rows: DataFrame) -> DataFrame:
@@ -115,10 +114,10 @@ def _dated(rows: DataFrame) -> DataFrame:
 def _beginning() -> Column:
     """What is known before the first event: the task, if it is known, those that had its id before it, and no delivery
     that ended."""
-    states = F.col("states")
+    states = F.transform(F.sort_array("states"), lambda state: state["task"])
     return F.struct(
         F.try_element_at(states, F.lit(-1)).alias("task"),
-        F.slice(states, F.lit(1), F.greatest(F.size(states) - 1, F.lit(0))).alias("past"),
+        F.slice(states, F.lit(1), F.greatest(F.size("states") - 1, F.lit(0))).alias("past"),
         F.array().cast(_array("attempts")).alias("attempts"),
     )
 
@@ -127,13 +126,13 @@ def _moved(life: Column, event: Column) -> Column:
     """What is known after one more event."""
     task, past, attempts = life["task"], life["past"], life["attempts"]
     begins = event["kind"] == "enqueued"
-    ends = event["kind"].isin(*_DELIVERY_ENDS) & (task["place"] == "leased")
+    settled = event["settles"] & (task["place"] == "leased")
     # A limit's room makes tasks `promoted` that were ready all the time.
     still = event["place"].isNull() | ((event["kind"] == "promoted") & (task["place"] == "ready"))
     after = F.struct(
         F.when(begins, _enqueued(event)).otherwise(_went_on(task, event)).alias("task"),
         F.when(begins, _and(past, task)).otherwise(past).alias("past"),
-        F.when(ends, _and(attempts, _delivery(task, event))).otherwise(attempts).alias("attempts"),
+        F.when(settled, _and(attempts, _delivery(task, event))).otherwise(attempts).alias("attempts"),
     )
     return F.when(still, life).otherwise(after)
 
@@ -158,14 +157,12 @@ def _enqueued(event: Column) -> Column:
 
 def _went_on(task: Column, event: Column) -> Column:
     """A task after an event that is not its first; of one whose beginning is not known there is only the event."""
-    kind, place, before = event["kind"], event["place"], task["place"]
+    kind, place, before, claimed, ended = event["kind"], event["place"], task["place"], event["claims"], event["ends"]
     now = _now(task, event)
-    claimed, delivered = kind == "claimed", kind.isin(*_DELIVERY_ENDS) & (before == "leased")
-    ready = before == "ready"
-    waited = ready & kind.isin("claimed", "cancelled")
     since_ms = F.unix_millis(now) - F.unix_millis(task["changed_at"])
-    ended, wrong = kind.isin(*_TASK_ENDS), event["error_type"].isNotNull()
-    lost = (kind == "lease_expired") | ((kind == "failed") & (event["reason"] == "LEASE_EXPIRED"))
+    settled = event["settles"] & (before == "leased")
+    waited = (before == "ready") & (claimed | (kind == "cancelled"))
+    wrong = event["error_type"].isNotNull()
 
     def counted(name: str, also: Column) -> Column:
         return F.coalesce(task[name], F.lit(0)) + F.when(also, 1).otherwise(0)
@@ -182,23 +179,20 @@ def _went_on(task: Column, event: Column) -> Column:
         first_claimed_at=F.coalesce(task["first_claimed_at"], F.when(claimed, now)),
         ended_at=F.when(ended, now),
         outcome=F.when(ended, kind),
-        reason=F.when(kind.isin("failed", "cancelled"), event["reason"]),
+        reason=F.when(ended & (kind != "completed"), event["reason"]),
         place=place,
         changed_at=now,
         ready_at=F.when((place == "ready") | (claimed & (before == "delayed")), now).when(waited, task["ready_at"]),
         deliveries=counted("deliveries", claimed),
-        retries=counted("retries", delivered & (kind == "retried")),
-        releases=counted("releases", delivered & (kind == "released")),
-        expiries=counted("expiries", delivered & lost),
+        retries=counted("retries", settled & (kind == "retried")),
+        releases=counted("releases", settled & (kind == "released")),
+        expiries=counted("expiries", settled & event["loses"]),
         replays=counted("replays", kind == "replayed"),
         wait_ms=added("wait_ms", waited),
-        run_ms=added("run_ms", delivered),
+        run_ms=added("run_ms", settled),
         attempt=F.when(claimed, event["attempt"]).otherwise(F.coalesce(task["attempt"], F.lit(0))),
         worker=F.when(claimed, event["worker"]).otherwise(task["worker"]),
-        **{
-            name: F.when(wrong, event[name]).otherwise(task[name])
-            for name in ("error_type", "error_line", "fingerprint")
-        },
+        **{name: F.when(wrong, event[name]).otherwise(task[name]) for name in _ERROR},
         shard=event["shard"],
         position=event["cursor"],
     )
@@ -213,7 +207,7 @@ def _delivery(task: Column, end: Column | None = None) -> Column:
     known["wait_ms"] = F.unix_millis(claimed_at) - F.unix_millis(task["ready_at"])
     if end is not None:
         now = _now(task, end)
-        known |= {name: end[name] for name in ("reason", "error_type", "error_line", "fingerprint")}
+        known |= {name: end[name] for name in ("reason", *_ERROR)}
         known |= {"ended_at": now, "run_ms": F.unix_millis(now) - F.unix_millis(claimed_at), "outcome": end["kind"]}
     return _row("attempts", **known)
 
