@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
-from dibs.history.report import write
+from dibs.history.report import summary, write
 from tests.history.report import lakes
 from tests.history.report.looking import DESKTOP, PHONE, Looking
 
@@ -24,7 +24,7 @@ def look(chromium: Chrome, tmp_path: Path) -> Open:
     """Writes a lake's page and opens it."""
 
     def opened(lake: Path, size: tuple[int, int] = DESKTOP, fragment: str = "") -> Looking:
-        return Looking(chromium, write(lake, tmp_path / "report.html"), size, fragment=fragment)
+        return Looking(chromium, write(summary(lake), tmp_path / "report.html"), size, fragment=fragment)
 
     return opened
 

@@ -186,7 +186,7 @@
       ["waiting", "Waiting", brief(waiting), waiting ? `oldest ${duration(oldest)}` : "at the end", series("backlog", "sum")],
       ["waiting", "p95 wait", duration(wait), `aim: ${duration(TARGET_MS)}`, series("wait_p95_ms"), wait > TARGET_MS],
       ["running", "p95 run", duration(run), run === null ? "" : `median ${duration(percentile(queues.map((queue) => queue.runs), 0.5))}`, series("run_p95_ms")],
-      ["needed", "Short of workers", short.length ? plural(hours, "hour") : "never", short.length ? plural(short.length, "queue") : "by Erlang C", line(queues, "capacity", "needed", data.capacity_step_s, "sum"), short.length > 0],
+      ["needed", "Short of workers", short.length ? plural(short.length, "queue") : "none", short.length ? `${plural(hours, "hour")} in all` : "by Erlang C", line(queues, "capacity", "needed", data.capacity_step_s, "sum"), short.length > 0],
     ];
     one("headline").replaceChildren(
       ...tiles.map(([name, label, value, more, values, bad]) =>
