@@ -67,6 +67,10 @@ class Looking:
         self.script("arguments[0].scrollIntoView({block: 'center'})", found)
         found.click()
 
+    def await_one(self, selector: str) -> None:
+        """Returns once there is an element of that name."""
+        WebDriverWait(self._chromium, 10).until(lambda chromium: chromium.find_elements(By.CSS_SELECTOR, selector))
+
     def choose(self, name: str, value: str) -> None:
         """Chooses a value of the filter of that name."""
         Select(self._chromium.find_element(By.ID, name)).select_by_value(value)
