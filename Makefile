@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fmt bench soak clean curl java
+.PHONY: help setup demo test fmt bench soak clean curl java chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ setup: $(READY) ## Create .venv and install dibs in it with the development tool
 demo: $(READY) ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
 
-test: $(READY) curl java ## Check format, lint, layers and types, then run the tests
+test: $(READY) curl java chromium ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
@@ -63,6 +63,11 @@ java:
 	@command -v java >/dev/null || [ -n "$$JAVA_HOME" ] \
 	  || { package=default-jre-headless; what='The tests of Spark need Java 17 or newer.'; $(install-package); }
 
+# The report's page is looked at in a real browser.
+chromium:
+	@{ command -v chromium && command -v chromedriver; } >/dev/null \
+	  || { package='chromium chromium-driver'; what='The tests of the report need Chromium.'; $(install-package); }
+
 # Debian packages ensurepip, which venv needs, apart from Python.
 define install-venv-module
 { \
@@ -73,7 +78,7 @@ endef
 
 define install-package
 if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$$package"; \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
   else \
     echo "$$what On Debian: sudo apt-get install $$package"; exit 1; \
   fi

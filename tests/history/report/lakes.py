@@ -62,7 +62,14 @@ def write_lake(path: Path, tables: Mapping[str, Iterable[Row]], **known: Any) ->
         ds.write_dataset(table, path / name, format="parquet", partitioning=by_day)
     own = path / "_dibs"
     own.mkdir(parents=True, exist_ok=True)
-    state = {"schema_version": 1, "reader": "history-1", "target_wait_s": 2.0, "target_share": 0.95, "gaps": [], **known}
+    state = {
+        "schema_version": 1,
+        "reader": "history-1",
+        "target_wait_s": 2.0,
+        "target_share": 0.95,
+        "gaps": [],
+        **known,
+    }
     (own / "lake.json").write_bytes(msgspec.json.encode(state))
     return path
 

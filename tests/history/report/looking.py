@@ -38,7 +38,7 @@ class Looking:
         self._do("Network.enable", {})
         self._do("Network.emulateNetworkConditions", offline)
         chromium.get("about:blank")
-        chromium.get_log("browser")
+        self.console()
         chromium.get(page.as_uri() + fragment)
 
     def script(self, text: str, *arguments: Any) -> Any:
@@ -47,7 +47,7 @@ class Looking:
 
     def console(self) -> list[str]:
         """What the console got since it was last asked."""
-        return [line["message"] for line in self._chromium.get_log("browser")]
+        return [line["message"] for line in self._chromium.get_log("browser")]  # type: ignore[no-untyped-call]
 
     def text(self, selector: str) -> str:
         """What one can read in the first element of that name."""
@@ -66,6 +66,10 @@ class Looking:
         found = self._chromium.find_element(By.CSS_SELECTOR, selector)
         self.script("arguments[0].scrollIntoView({block: 'center'})", found)
         found.click()
+
+    def await_one(self, selector: str) -> None:
+        """Returns once there is an element of that name."""
+        WebDriverWait(self._chromium, 10).until(lambda chromium: chromium.find_elements(By.CSS_SELECTOR, selector))
 
     def choose(self, name: str, value: str) -> None:
         """Chooses a value of the filter of that name."""
@@ -98,4 +102,4 @@ class Looking:
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def _do(self, command: str, arguments: dict[str, Any]) -> Any:
-        return self._chromium.execute_cdp_cmd(command, arguments)  # type: ignore[no-untyped-call]
+        return self._chromium.execute_cdp_cmd(command, arguments)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 
-from dibs.history.report import write
+from dibs.history.report import summary, write
 from tests.history.report import lakes
 from tests.history.report.looking import DESKTOP, PHONE, Looking
 
@@ -24,7 +25,7 @@ def look(chromium: Chrome, tmp_path: Path) -> Open:
     """Writes a lake's page and opens it."""
 
     def opened(lake: Path, size: tuple[int, int] = DESKTOP, fragment: str = "") -> Looking:
-        return Looking(chromium, write(lake, tmp_path / "report.html"), size, fragment=fragment)
+        return Looking(chromium, write(summary(lake), tmp_path / "report.html"), size, fragment=fragment)
 
     return opened
 
@@ -82,6 +83,7 @@ class TestSight:
         """Whoever does not see a chart can read it."""
         page = look(busy)
         page.click("[data-chart=flow] summary")
+        page.await_one("[data-chart=flow] th")
         head = page.texts("[data-chart=flow] th")
         assert head == ["From (UTC)", "arrived", "completed", "retried", "failed", "lost leases"]
         arrived = [int(text.replace(",", "")) for text in page.texts("[data-chart=flow] td:nth-child(2)")]
@@ -93,6 +95,16 @@ class TestSight:
         assert re.search(
             r"At Sat 14 Nov \d\d:00 resize of acme needed \d+ workers for a p95 wait under 2 s; 1 ran", said
         )
+
+
+    def test_colours_can_be_told_from_their_ground(self) -> None:
+        """Texts have a contrast of 4.5 to 1 in both themes, lines of 3 to 1."""
+        style = (resources.files("dibs.history.report") / "assets" / "page.css").read_text()
+        colours = {name: both for name, *both in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\);", style)}
+        texts = {"ink", "dim", "arrived", "completed", "retried", "failed", "needed"}
+        for name in colours.keys() - {"page", "card", "line", "edge", "hover"}:
+            for theme in (0, 1):
+                assert _contrast(colours[name][theme], colours["card"][theme]) >= (4.5 if name in texts else 3), name
 
 
 class TestChoices:
@@ -110,7 +122,7 @@ class TestChoices:
         page.choose("queue", "mail.send")
         of_queue = {part: page.text(part) for part in parts}
         assert [part for part in parts if of_queue[part] == of_tenant[part]] == []
-        assert page.texts("#slowest td:nth-child(2)")[0].split() == ["mail.send", "globex"]
+        assert page.texts("#slowest td:nth-child(1)")[0].split() == ["mail.send", "globex"]
         page.choose("queue", "")
         page.choose("tenant", "")
         assert {part: page.text(part) for part in parts} == before
@@ -209,6 +221,18 @@ class TestHostile:
         assert refused == "refused"
         assert page.script("return document.title") == "shop-lake: history"
         assert any("Content Security Policy" in line for line in page.console())
+
+
+def _contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    """As WCAG has it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _nasty_lake(path: Path, texts: tuple[str, ...], at: datetime) -> Path:

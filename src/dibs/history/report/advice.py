@@ -70,8 +70,8 @@ def advise(queue: int, name: str, hours: Sequence[Hour], target_wait_s: float, s
         )
         return Advice(queue, "ample", text, len(known), ran - most)
     text = (
-        f"{name} had enough: its hourly p95 wait stayed within {duration_text(target_wait_s * 1000)}. Its busiest hour, "
-        f"{time_text(busiest.at)}, called for {plural(most, 'worker')}; {busiest.ran} ran."
+        f"{name} had enough: its hourly p95 wait stayed within {duration_text(target_wait_s * 1000)}. Its busiest "
+        f"hour, {time_text(busiest.at)}, called for {plural(most, 'worker')}; {busiest.ran} ran."
     )
     return Advice(queue, "enough", text, len(known), most)
 

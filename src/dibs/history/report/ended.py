@@ -124,4 +124,5 @@ class _Measure:
         return rows.take(pa.array(order[rank < SLOWEST_MAX]))
 
     def _durations_ms(self, rows: pa.Table) -> np.ndarray:
-        return np.maximum(pc.fill_null(rows[self._column], 0).to_numpy(), 0)
+        known: np.ndarray = np.maximum(pc.fill_null(rows[self._column], 0).to_numpy(), 0)
+        return known

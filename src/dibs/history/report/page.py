@@ -7,23 +7,19 @@ import hashlib
 import html
 import os
 import string
-from datetime import date
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 
-from dibs.history.report.source import Source
-from dibs.history.report.summary import Summary, summary
+from dibs.history.report.summary import Summary
 
 _ASSETS = resources.files("dibs.history.report") / "assets"
 
 
-def write(
-    lake: Path | Source, out: Path, *, days: int | None = None, since: date | None = None, until: date | None = None
-) -> Path:
-    """Writes the report of a lake to `out`, whole or not at all, and returns its path; see :func:`summary`."""
-    page = render(summary(lake, days=days, since=since, until=until))
+def write(summed: Summary, out: Path) -> Path:
+    """Writes the page to `out`, whole or not at all, and returns its path."""
+    page = render(summed)
     out.parent.mkdir(parents=True, exist_ok=True)
     half = out.with_name(f".{out.name}.{os.getpid()}")
     try:

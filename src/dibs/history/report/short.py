@@ -30,12 +30,12 @@ def short(summed: Summary) -> list[str]:
 def _headline(summed: Summary) -> list[str]:
     total = sum((queue.totals for queue in summed.queues), Totals())
     ended = total.completions + total.failures
-    lines = [
-        f"{plural(total.arrivals, 'task')} arrived, {count_text(total.completions)} completed"
-        + (f" ({share_text(total.completions / ended)} of those that ran to an end)" if ended else ""),
+    share = f" ({share_text(total.completions / ended)} of those that ran to an end)" if ended else ""
+    lines = [f"{plural(total.arrivals, 'task')} arrived, {count_text(total.completions)} completed{share}"]
+    lines.append(
         f"{count_text(total.failures)} failed, {count_text(total.retries)} retried, "
-        f"{plural(total.expiries, 'lease')} lost, {count_text(total.cancellations)} cancelled",
-    ]
+        f"{plural(total.expiries, 'lease')} lost, {count_text(total.cancellations)} cancelled"
+    )
     waiting = sum(queue.end.backlog for queue in summed.queues)
     oldest_ms = max((queue.end.oldest_ms or 0 for queue in summed.queues), default=0)
     lines.append(f"{count_text(waiting)} waiting" + (f", the oldest for {duration_text(oldest_ms)}" if waiting else ""))
@@ -47,7 +47,9 @@ def _headline(summed: Summary) -> list[str]:
             f"(aim: under {duration_text(summed.target_wait_s * 1000)} waiting)"
         )
     if summed.gaps:
-        lines.append(f"{plural(len(summed.gaps), 'gap')}: events were trimmed before they were read; counts are too low")
+        lines.append(
+            f"{plural(len(summed.gaps), 'gap')}: events were trimmed before they were read; counts are too low"
+        )
     return lines
 
 

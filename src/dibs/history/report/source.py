@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from msgspec import Struct
 
-from dibs.errors import StoreMissing
+from dibs.history.lake import Lake, LakeState
 from dibs.history.tables import DATE, TABLES, Table
 
 _TYPES = {
@@ -28,33 +26,11 @@ _TYPES = {
 }
 
 
-class Gap(Struct, frozen=True, kw_only=True):
-    """Events of a shard that were trimmed before they were read: the lake does not know them."""
-
-    shard: int
-    after: datetime | None
-    """The last event before it; None: it is at the beginning."""
-    until: datetime
-    """The first event after it."""
-
-
-class Known(Struct, frozen=True, kw_only=True):
-    """What a lake says of itself."""
-
-    target_wait_s: float = 2.0
-    target_share: float = 0.95
-    began: datetime | None = None
-    """The earliest event; None: nothing is known yet."""
-    horizon: datetime | None = None
-    """The latest event."""
-    gaps: list[Gap] = []
-
-
 class Source(Protocol):
     """A lake's tables, whoever reads them."""
 
     name: str
-    known: Known
+    state: LakeState
 
     def batches(self, table: str, columns: Sequence[str], first: date, last: date) -> Iterator[pa.RecordBatch]:
         """Yields these columns of the table's rows of those days, in any order; nothing if there are none."""
@@ -64,15 +40,21 @@ class Source(Protocol):
 class Files:
     """A lake's Parquet files. Only the directories of the days that are asked for are read."""
 
-    def __init__(self, lake: Path) -> None:
-        self._lake = lake
+    def __init__(self, path: Path) -> None:
+        lake = Lake.open(path)
+        lake.check_version()
+        self._path = path
         self._datasets: dict[str, ds.Dataset] = {}
-        self.name = lake.resolve().name
-        self.known = _known(lake)
+        self.name = path.resolve().name
+        self.state = lake.state
+
+    def changed(self) -> bool:
+        """Whether a run has committed since this was opened: what was read may be half old and half new."""
+        return Lake.open(self._path).state.commits != self.state.commits
 
     def batches(self, table: str, columns: Sequence[str], first: date, last: date) -> Iterator[pa.RecordBatch]:
         """See :class:`Source`."""
-        if not (self._lake / table).is_dir():
+        if not (self._path / table).is_dir():
             return
         if table not in self._datasets:
             self._datasets[table] = self._dataset(TABLES[table])
@@ -81,7 +63,7 @@ class Files:
 
     def _dataset(self, table: Table) -> ds.Dataset:
         by_day = ds.partitioning(arrow_schema(table, [DATE.name]), flavor="hive")
-        return ds.dataset(self._lake / table.name, arrow_schema(table), format="parquet", partitioning=by_day)
+        return ds.dataset(self._path / table.name, arrow_schema(table), format="parquet", partitioning=by_day)
 
 
 def read(source: Source, table: str, columns: Sequence[str], first: date, last: date) -> pa.Table:
@@ -94,11 +76,3 @@ def arrow_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
     """Returns the types of these columns of the table, or of all."""
     types = {column.name: _TYPES[column.type] for column in (*table.columns, DATE)}
     return pa.schema([(name, types[name]) for name in columns or types])
-
-
-def _known(lake: Path) -> Known:
-    try:
-        text = (lake / "_dibs" / "lake.json").read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreMissing(f"there is no lake in {lake}: `dibs history run --lake {lake}` makes one") from error
-    return msgspec.json.decode(text, type=Known)

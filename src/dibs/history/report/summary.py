@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -12,13 +13,15 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from dibs.errors import InvalidOption
+from dibs.history.lake import Gap
 from dibs.history.report.advice import ORDER, Advice, Hour, advise
 from dibs.history.report.ended import Spread, Task, ended
 from dibs.history.report.minutes import End, Totals, joined
 from dibs.history.report.queues import Queues
-from dibs.history.report.source import Files, Gap, Source, read
+from dibs.history.report.source import Files, Source, read
 
 DAYS = 7
+TRIES = 3
 ERRORS_MAX = 100
 WORKERS_MAX = 300
 TENANTS_MAX = 50
@@ -124,9 +127,21 @@ def summary(
 ) -> Summary:
     """Sums up a lake: the days from `since` to `until`, or the last `days` before `until`, or the last that it knows.
 
-    Its size has a limit, however much the lake holds: long spans have longer steps, and long lists are cut.
+    Its size has a limit, however much the lake holds: long spans have longer steps, and long lists are cut. A run may
+    go on meanwhile: what it replaces is read again.
     """
-    source = Files(lake) if isinstance(lake, Path) else lake
+    if not isinstance(lake, Path):
+        return _summed(lake, days, since, until)
+    for _ in range(TRIES - 1):
+        files = Files(lake)
+        with contextlib.suppress(FileNotFoundError):
+            summed = _summed(files, days, since, until)
+            if not files.changed():
+                return summed
+    return _summed(Files(lake), days, since, until)
+
+
+def _summed(source: Source, days: int | None, since: date | None, until: date | None) -> Summary:
     span = _span(source, days, since, until)
     if span is None:
         return _nothing(source)
@@ -144,9 +159,9 @@ def summary(
         lake=source.name,
         begin=begin,
         end=end,
-        target_wait_s=source.known.target_wait_s,
-        target_share=source.known.target_share,
-        gaps=[gap for gap in source.known.gaps if _touches(gap, begin, end)],
+        target_wait_s=source.state.target_wait_s,
+        target_share=source.state.target_share,
+        gaps=[gap for gap in source.state.gaps if _touches(gap, begin, end)],
         first=first,
         step_s=minutes.step_s,
         capacity_step_s=capacity_step_s,
@@ -177,9 +192,7 @@ def summary(
 # -------------------------------------------------------------------------------------------------------- days
 
 
-def _span(
-    source: Source, days: int | None, since: date | None, until: date | None
-) -> tuple[datetime, datetime] | None:
+def _span(source: Source, days: int | None, since: date | None, until: date | None) -> tuple[datetime, datetime] | None:
     """The days that are asked for, as far as the lake knows them."""
     if days is not None and days < 1:
         raise InvalidOption(f"days must be 1 or more, not {days}")
@@ -187,7 +200,7 @@ def _span(
         raise InvalidOption("name either the number of days or the first of them")
     if since is not None and until is not None and since > until:
         raise InvalidOption(f"the last day, {until}, is before the first, {since}")
-    began, horizon = source.known.began, source.known.horizon
+    began, horizon = source.state.began, source.state.horizon
     if began is None or horizon is None:
         return None
     last = until or horizon.astimezone(UTC).date()
@@ -210,9 +223,9 @@ def _nothing(source: Source) -> Summary:
         lake=source.name,
         begin=None,
         end=None,
-        target_wait_s=source.known.target_wait_s,
-        target_share=source.known.target_share,
-        gaps=source.known.gaps,
+        target_wait_s=source.state.target_wait_s,
+        target_share=source.state.target_share,
+        gaps=source.state.gaps,
         first=None,
         step_s=60,
         capacity_step_s=3600,
@@ -243,10 +256,9 @@ def _capacity(
     step_s = 3600 if sum(map(len, hours.values())) <= HOURS_MAX else 86_400
     start = _midnight(first)
     series = {number: _capacity_series(own, start, step_s) for number, own in hours.items()}
-    known = source.known
+    aim = source.state
     said = (
-        advise(number, queues.name(number), own, known.target_wait_s, known.target_share)
-        for number, own in hours.items()
+        advise(number, queues.name(number), own, aim.target_wait_s, aim.target_share) for number, own in hours.items()
     )
     advice = sorted((one for one in said if one), key=lambda one: (ORDER.index(one.kind), -one.rank, one.queue))
     return step_s, series, advice

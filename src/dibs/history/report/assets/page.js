@@ -186,7 +186,7 @@
       ["waiting", "Waiting", brief(waiting), waiting ? `oldest ${duration(oldest)}` : "at the end", series("backlog", "sum")],
       ["waiting", "p95 wait", duration(wait), `aim: ${duration(TARGET_MS)}`, series("wait_p95_ms"), wait > TARGET_MS],
       ["running", "p95 run", duration(run), run === null ? "" : `median ${duration(percentile(queues.map((queue) => queue.runs), 0.5))}`, series("run_p95_ms")],
-      ["needed", "Short of workers", short.length ? plural(hours, "hour") : "never", short.length ? plural(short.length, "queue") : "by Erlang C", line(queues, "capacity", "needed", data.capacity_step_s, "sum"), short.length > 0],
+      ["needed", "Short of workers", short.length ? plural(short.length, "queue") : "none", short.length ? `${plural(hours, "hour")} in all` : "by Erlang C", line(queues, "capacity", "needed", data.capacity_step_s, "sum"), short.length > 0],
     ];
     one("headline").replaceChildren(
       ...tiles.map(([name, label, value, more, values, bad]) =>
@@ -409,11 +409,11 @@
         };
       }),
       dataZoom: [{ type: "inside", xAxisIndex: panes.map((_, index) => index), disabled: true, start: state.zoom[0], end: state.zoom[1], filterMode: "none" }],
-      series: drawn.lines.map((of) => series(of, panes[of.pane], drawn.lines.at(-1))),
+      series: drawn.lines.map((of, index) => series(of, panes[of.pane], drawn.lines[index - 1]?.pane !== of.pane, of === drawn.lines.at(-1))),
     };
   }
 
-  function series(of, pane, last) {
+  function series(of, pane, first, last) {
     const values = of.log ? of.values.map((value) => (value === null ? null : Math.max(value, 1))) : of.values;
     const points = values.map((value, index) =>
       // A point between two gaps is no line: it is drawn as a dot.
@@ -430,8 +430,8 @@
       itemStyle: { color: colour(of.colour), opacity: of.strength ?? 1 },
       areaStyle: of.area || of.stack ? { color: colour(of.colour), opacity: of.stack ? 0.8 : of.area } : undefined,
       emphasis: { disabled: true },
-      markArea: gaps(),
-      markLine: pane.target && of === last
+      markArea: first ? gaps() : undefined,
+      markLine: pane.target && last
         ? {
             silent: true, symbol: "none", data: [{ yAxis: TARGET_MS }],
             lineStyle: { color: colour("needed"), type: [5, 4], width: 1.2 },
@@ -510,7 +510,7 @@
         return shown(of, adds ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values));
       }),
     ]);
-    drawn.table.replaceChildren(table([["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])], rows));
+    drawn.table.replaceChildren(table(`${drawn.chart.title}: numbers`, [["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])], rows));
   }
 
   function overview(queues) {
@@ -567,11 +567,11 @@
   // ----------------------------------------------------------------------------------------------- tables
 
   /** A table of columns [title, class] and rows of cells; long ones end in a button that shows the rest. */
-  function table(columns, rows, most = Infinity) {
+  function table(name, columns, rows, most = Infinity) {
     const line = (row) => el("tr", {}, ...row.map((cell, index) => el("td", { class: columns[index][1] }, cell)));
     const body = el("tbody", {}, ...rows.slice(0, most).map(line));
     const head = el("tr", {}, ...columns.map(([title, kind]) => el("th", { class: kind, scope: "col" }, title)));
-    const made = el("div", {}, el("div", { class: "scroll", tabindex: "0" }, el("table", {}, el("thead", {}, head), body)));
+    const made = el("div", {}, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, el("table", {}, el("thead", {}, head), body)));
     if (rows.length > most) {
       const more = el("button", { type: "button", class: "more-button" }, `Show all ${count(rows.length)}`);
       more.addEventListener("click", () => {
@@ -604,7 +604,7 @@
       ];
     });
     const columns = [["Queue", "wrap"], ["Arrivals", ""], ["Arrived", "n"], ["Completed", "n"], ["Failed", "n"], ["Retried", "n"], ["Lost leases", "n"], ["Waiting", "n"], ["p95 wait", "n"], ["p95 run", "n"]];
-    one("queues").replaceChildren(queues.length ? table(columns, rows, 20) : none("No queue did anything."));
+    one("queues").replaceChildren(queues.length ? table("Queues", columns, rows, 20) : none("No queue did anything."));
   }
 
   function advice(queues) {
@@ -681,7 +681,7 @@
       number(worker.deliveries), number(worker.failures), number(worker.lost, true),
     ]);
     const columns = [["Worker", "wrap"], ["Share", ""], ["Deliveries", "n"], ["Errors", "n"], ["Lost leases", "n"]];
-    one("workers").replaceChildren(found.length ? table(columns, rows, 6) : none("No worker was busy."));
+    one("workers").replaceChildren(found.length ? table("Workers", columns, rows, 6) : none("No worker was busy."));
   }
 
   /** With a queue chosen, its tenants' parts are made of the queues; the lake sums up tenants over all queues. */
@@ -706,21 +706,20 @@
       number(tenant.arrivals), number(tenant.failures, true), duration(tenant.wait_mean_ms),
     ]);
     const columns = [["Tenant", "wrap"], ["Work", ""], ["Waiting", ""], ["Arrived", "n"], ["Failed", "n"], ["Mean wait", "n"]];
-    one("tenants").replaceChildren(found.length ? table(columns, rows, 10) : none("Nobody had any work."));
+    one("tenants").replaceChildren(found.length ? table("Tenants", columns, rows, 10) : none("Nobody had any work."));
   }
 
   function slowest() {
     const all = state.by === "run" ? data.longest_runs : data.longest_waits;
     const found = all.filter((task) => (!state.tenant || task.tenant === state.tenant) && (!state.queue || task.command === state.queue)).slice(0, 20);
     const rows = found.map((task) => [
-      own(task.id, { class: "mono" }),
       el("div", {}, own(task.command), el("div", { class: "sub" }, own(task.tenant))),
       duration(task.run_ms), duration(task.wait_ms), count(task.deliveries),
       el("span", { class: task.outcome === "failed" ? "bad" : "" }, own(task.outcome), task.error_type ? el("div", { class: "sub" }, own(task.error_type)) : null),
-      time(task.ended_at), own(task.worker ?? "–"),
+      time(task.ended_at), own(task.id, { class: "mono" }), own(task.worker ?? "–"),
     ]);
-    const columns = [["Task", "tight"], ["Queue", "wrap"], ["Ran", "n"], ["Waited", "n"], ["Deliveries", "n"], ["Outcome", ""], ["Ended (UTC)", "tight"], ["Last worker", "wrap"]];
-    one("slowest").replaceChildren(found.length ? table(columns, rows, 10) : none("No task ended."));
+    const columns = [["Queue", "wrap"], ["Ran", "n"], ["Waited", "n"], ["Deliveries", "n"], ["Outcome", ""], ["Ended (UTC)", "tight"], ["Task", "tight"], ["Last worker", "wrap"]];
+    one("slowest").replaceChildren(found.length ? table("Slowest tasks", columns, rows, 10) : none("No task ended."));
     pressed(one("slowest-by"), (button) => button.dataset.by === state.by);
   }
 
