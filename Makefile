@@ -19,7 +19,7 @@ help: ## Show this list
 
 setup: $(READY) ## Create .venv and install dibs in it with the development tools
 
-demo: $(READY) ## Run the demo: a producer, workers, one of them killed
+demo: $(READY) java ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
 
 test: $(READY) curl java chromium ## Check format, lint, layers and types, then run the tests

@@ -18,6 +18,7 @@ from bench import (
     cycle,
     fairness,
     footprint,
+    history,
     latency,
     limits,
     loads,
@@ -53,6 +54,7 @@ SCENARIOS: dict[str, Callable[[Options], list[Figure]]] = {
     "fairness": fairness.measure,
     "server": server.measure,
     "spark": spark.measure,
+    "history": history.measure,
 }
 #: Prints instead of measuring, and only when it is named.
 PROFILE = "profile"

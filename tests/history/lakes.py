@@ -128,4 +128,3 @@ def digests(path: Path) -> dict[str, str]:
 def files(path: Path) -> Iterator[Path]:
     """Yields the files that readers see."""
     return path.glob("[a-z]*/date=*/*.parquet")
-

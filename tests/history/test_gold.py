@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import date, timedelta
+from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,7 +12,8 @@ from dibs.history.erlang import Target
 from dibs.history.gold import Span, compute
 from dibs.history.tables import GOLD, TABLES
 from tests.history import oracle_gold
-from tests.history.histories import START, EventRow, frame, history, story, trimmed
+from tests.history.comparing import assert_same
+from tests.history.histories import EventRow, frame, history, trimmed
 from tests.history.oracle import Row, Silver, silver
 
 TARGET = Target(wait_ms=30_000, share=0.9)
@@ -74,24 +74,6 @@ def computed(spark: SparkSession, events: list[EventRow], rows: Silver, known: S
         for name, table in tables.items():
             assert table.schema.simpleString() == spark.createDataFrame([], TABLES[name].ddl()).schema.simpleString()
         return {name: table.toArrow().to_pylist() for name, table in tables.items()}
-
-
-def by_key(name: str, rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
-    """Returns the rows of a table by what tells them apart, of which no two have the same."""
-    found = {tuple(row[column] for column in (*TABLES[name].key, "date")): row for row in rows}
-    assert len(found) == len(rows)
-    return found
-
-
-def assert_same(name: str, rows: Sequence[Row], expected: Sequence[Row]) -> None:
-    """Both are the same table, in any order; fractions agree to what a computer's sums allow."""
-    found, wanted = by_key(name, rows), by_key(name, expected)
-    assert found.keys() == wanted.keys()
-    for key, row in found.items():
-        assert row == {
-            column: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
-            for column, value in wanted[key].items()
-        }, key
 
 
 def test_every_table_is_that_of_plain_python(lake: Lake) -> None:

@@ -1,8 +1,9 @@
-"""A lake of a real store: its tables are what the journal says, whatever interrupts its runs and however they are cut."""
+"""A lake of a real store: its tables are what the journal says, however its runs are cut and whatever ends them."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ from dibs.history.tables import GOLD, SCHEMA_VERSION, TABLES
 from dibs.settings import load
 from dibs.stores import open_store
 from tests.history import oracle, oracle_gold
-from tests.history.lakes import Row, Work, digests, files, journal, rows, take_in
+from tests.history.comparing import assert_same
+from tests.history.lakes import Work, digests, files, journal, rows, take_in
 
 TARGET = Target(wait_ms=2_000, share=0.95)
 
@@ -35,19 +37,6 @@ def once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return url, place / "lake"
 
 
-def assert_same(table: str, found: list[Row], expected: list[Row]) -> None:
-    """Both have the same rows, in any order; fractions agree to what a computer's sums allow."""
-
-    def by_key(some: list[Row]) -> dict[tuple[Any, ...], Row]:
-        return {tuple(row[name] for name in (*TABLES[table].key, "date")): row for row in some}
-
-    assert len(by_key(found)) == len(found)
-    assert by_key(found).keys() == by_key(expected).keys()
-    for key, row in by_key(expected).items():
-        wanted = {name: pytest.approx(value) if isinstance(value, float) else value for name, value in row.items()}
-        assert by_key(found)[key] == wanted, key
-
-
 def test_tables_are_what_the_journal_says(once: tuple[str, Path]) -> None:
     """Events, attempts, tasks and the five tables of gold are what plain Python makes of the same journal."""
     url, path = once
@@ -59,9 +48,7 @@ def test_tables_are_what_the_journal_says(once: tuple[str, Path]) -> None:
         "events": [{**row._asdict(), "date": row.at.date()} for row in events],
         "attempts": silver.attempts,
         "tasks": silver.tasks,
-        **oracle_gold.gold(
-            silver, [row for row in events if row.kind == "replayed"], oracle_gold.span(events), TARGET
-        ),
+        **oracle_gold.gold(silver, [row for row in events if row.kind == "replayed"], oracle_gold.span(events), TARGET),
     }
     for table in TABLES:
         assert_same(table, rows(path, table), expected[table])
@@ -70,7 +57,7 @@ def test_tables_are_what_the_journal_says(once: tuple[str, Path]) -> None:
 def test_runs_between_the_work_make_the_same_tables(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often a lake is run while the queue works, in whatever batches, joining small files or not, its tables are
+    """However often a lake is run while the queue works, in whatever batches, small files joined or not, its tables are
     those of one run at the end; so are those that are rebuilt from its events."""
     monkeypatch.setattr(intake, "SMALL_FILES_MAX", 2)
     url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
@@ -113,8 +100,8 @@ class Killed(Exception):
 def test_a_run_that_ends_anywhere_is_repeated_without_a_trace(
     once: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """Whether a run ends before its commit, in its midst, or before the journal and Spark are told of it: the next makes
-    of it what one run makes."""
+    """Whether a run ends before its commit, in its midst, or before the journal and Spark are told of it: the next one
+    makes of it what one run makes."""
     url, path = once
     _kill(monkeypatch, at)
     with pytest.raises(Killed):
@@ -136,7 +123,9 @@ def _kill(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
         rename = Path.rename
 
         def some(file: Path, name: Path) -> Path:
-            return rename(file, name) if next(left, None) is not None else killed()  # type: ignore[func-returns-value]
+            if next(left, None) is None:
+                raise Killed
+            return rename(file, name)
 
         monkeypatch.setattr(Path, "rename", some)
         return
@@ -202,7 +191,7 @@ def test_a_missing_checkpoint_costs_nothing(spark: SparkSession, tmp_path: Path)
     work = Work(url, seed=6)
     work.go_on(40)
     take_in(url, path)
-    runs.shutil.rmtree(path / "_dibs" / "checkpoint")
+    shutil.rmtree(path / "_dibs" / "checkpoint")
     work.go_on(20)
     take_in(url, path)
     take_in(url, tmp_path / "other")

@@ -19,7 +19,8 @@ from msgspec import to_builtins
 
 from dibs.cli.context import Command, Session, pass_session
 from dibs.cli.errors import Exit
-from dibs.cli.output import echo_json
+from dibs.cli.output import echo_json, note
+from dibs.errors import MissingDriver
 from dibs.settings import FIELDS
 
 if TYPE_CHECKING:
@@ -39,14 +40,17 @@ dibs demo --keep --dir /var/tmp
 @click.command(cls=Command, examples=EXAMPLES)
 @click.option("--quick", is_flag=True, help="Fewer tasks, and no pauses to read.")
 @click.option("--keep", is_flag=True, help="Leave the store behind, to look at.")
+@click.option("--history/--no-history", "told", default=None,
+              help="End with the history of it, by Spark.  [if Spark and Java are there]")  # fmt: skip
 @click.option("--dir", "parent", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="On this disk: a directory is made in there.  [default: $TMPDIR]")  # fmt: skip
 @pass_session
-def demo(session: Session, /, quick: bool, keep: bool, parent: Path | None) -> int:
+def demo(session: Session, /, quick: bool, keep: bool, told: bool | None, parent: Path | None) -> int:
     """Watch the queue at work, and a worker being killed.
 
     A producer and three real workers share a store of their own: tasks that succeed, fail, are retried, delayed,
-    cancelled, replayed. It ends by accounting for every task, and with status 1 if one is missing. --url is not used.
+    cancelled, replayed. It ends by accounting for every task, and with status 1 if one is missing; then with the
+    history of what it did, as a page to look at. --url is not used.
     """
     with _world(parent, keep=keep) as world:
         _set_up(session, world)
@@ -54,8 +58,9 @@ def demo(session: Session, /, quick: bool, keep: bool, parent: Path | None) -> i
             account = asyncio.run(_play(world, quick=quick, aside=session.json))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        report = None if account is None else _tell_history(world, parent, wanted=told, aside=session.json)
         if session.json:
-            echo_json(_shown(account))
+            echo_json(_shown(account, report))
         elif account is not None and account.holds:
             _say_next(world, keep=keep)
     return Exit.OK if account is not None and account.holds else Exit.NEGATIVE
@@ -139,8 +144,35 @@ def _signals_cancel() -> Iterator[None]:
             loop.remove_signal_handler(one)
 
 
-def _shown(account: Account | None) -> dict[str, object] | None:
-    return None if account is None else {"holds": account.holds, **to_builtins(account)}
+def _tell_history(world: Path, parent: Path | None, *, wanted: bool | None, aside: bool) -> Path | None:
+    """Takes the journal of the demo into a lake, tells its short version and returns the page, which stays."""
+    from dibs.cli.history import in_short
+    from dibs.cli.spark import check_installed
+
+    if wanted is False:
+        return None
+    try:
+        check_installed()
+        from dibs.spark.session import check_java
+
+        check_java()
+    except MissingDriver as error:
+        if wanted:
+            raise
+        note(f"\nFor the history of this, as a page: {error}.")
+        return None
+    handle, name = tempfile.mkstemp(prefix="dibs-demo-", suffix=".html", dir=parent)
+    os.close(handle)
+    note("\nThe history of it, by Spark:")
+    for line in in_short(str(world / "store"), world / "lake", Path(name)):
+        click.echo(line, err=aside)
+    return Path(name)
+
+
+def _shown(account: Account | None, report: Path | None) -> dict[str, object] | None:
+    if account is None:
+        return None
+    return {"holds": account.holds, **to_builtins(account), "report": None if report is None else str(report)}
 
 
 def _say_next(world: Path, *, keep: bool) -> None:

@@ -253,6 +253,22 @@ def forget(session: Session, /, store: str | None, lake_path: Path) -> int:
     return Exit.OK
 
 
+def in_short(url: str, lake_path: Path, page: Path) -> list[str]:
+    """Makes a lake of a store and a page of the lake, and returns the short version of it."""
+    from dibs.history import run as runs
+    from dibs.history.report.page import write
+    from dibs.history.report.short import short
+    from dibs.history.report.summary import summary
+
+    with _stoppable() as stopped, _shown(follow=False) as tell:
+        runs.run(lake_path, runs.Options(url=url), tell, stopped)
+    if stopped.is_set():
+        raise KeyboardInterrupt
+    summed = summary(lake_path)
+    write(summed, page)
+    return [*short(summed), "", f"The report: {page}"]
+
+
 # ------------------------------------------------------------------------------------------------------------ progress
 
 
