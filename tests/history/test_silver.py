@@ -184,9 +184,9 @@ def test_times_never_run_backwards(events: list[EventRow]) -> None:
             latest[row.tenant, row.id] = row
     assert backwards
     tasks, attempts = oracle.silver(events)
-    assert all(row["wait_ms"] >= 0 and row["run_ms"] >= 0 for row in tasks)
-    for row in attempts:
-        times = [row[name] for name in ("enqueued_at", "ready_at", "claimed_at", "ended_at") if row[name]]
+    assert all(one["wait_ms"] >= 0 and one["run_ms"] >= 0 for one in tasks)
+    for one in attempts:
+        times = [one[name] for name in ("enqueued_at", "ready_at", "claimed_at", "ended_at") if one[name]]
         assert times == sorted(times)
 
 
