@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +13,7 @@ from dibs.history.erlang import Target
 from dibs.history.gold import Span, compute
 from dibs.history.tables import GOLD, TABLES
 from tests.history import oracle_gold
-from tests.history.histories import START, EventRow, frame, history, story, trimmed
+from tests.history.histories import EventRow, frame, history, trimmed
 from tests.history.oracle import Row, Silver, silver
 
 TARGET = Target(wait_ms=30_000, share=0.9)
