@@ -210,7 +210,7 @@ def _counted(rows: DataFrame, minute: str, **aggregates: str) -> DataFrame:
 
 
 def _percentiles(values: str) -> str:
-    """Returns, in SQL, the percentiles of an array: where they fall between two values, in between; null: it is empty."""
+    """Returns, in SQL, the percentiles of an array, on the line between two values of it; null: it is empty."""
     place = "p * (size(sorted) - 1)"
     below, above = f"sorted[INT(floor({place}))]", f"sorted[INT(ceil({place}))]"
     between = f"{below} + ({place} - floor({place})) * ({above} - {below})"
