@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
 import random
 import threading
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,35 @@ Row = dict[str, Any]
 
 
 class Work:
+    """Producers and workers in a process of their own: this one has the store open, too, with the system's clock."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        context.Process(target=_work, args=(theirs, url, seed), daemon=True).start()
+        theirs.close()
+
+    def go_on(self, steps: int) -> None:
+        """Does so much more, and returns when it is done."""
+        self._pipe.send(steps)
+        failed = self._pipe.recv()
+        assert failed is None, failed
+
+
+def _work(pipe: Connection, url: str, seed: int) -> None:
+    crew = _Crew(url, seed)
+    with contextlib.suppress(EOFError):
+        while True:
+            steps = pipe.recv()
+            try:
+                asyncio.run(crew.go_on(steps))
+            except Exception:  # noqa: BLE001 the test that waits for it fails with it
+                pipe.send(traceback.format_exc())
+            else:
+                pipe.send(None)
+
+
+class _Crew:
     """Producers and workers, in one loop, drawn by a seed. The clock goes on between what they do, sometimes by hours;
     now and then it is set back."""
 
@@ -40,11 +73,7 @@ class Work:
         self._rng = random.Random(f"work {seed}")
         self._now_ms = START_MS
 
-    def go_on(self, steps: int) -> None:
-        """Does so much more."""
-        asyncio.run(self._go_on(steps))
-
-    async def _go_on(self, steps: int) -> None:
+    async def go_on(self, steps: int) -> None:
         clock = ManualClock(self._now_ms)
         async with await open_store(self.url, clock=clock, create=True) as store:
             for _ in range(steps):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime, timedelta
 from math import exp, floor
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class _Lake(NamedTuple):
 
     def queues(self) -> Iterator[tuple[str, str, _Lake]]:
         for queue in sorted({(row["tenant"], row["command"]) for row in self.tasks}):
-            yield *queue, self.of(lambda *one, queue=queue: one == queue)  # type: ignore[misc]
+            yield *queue, self.of(lambda *one, queue=queue: one == queue)
 
     def steps(self, length: timedelta) -> Iterator[datetime]:
         """Returns the beginnings of all days, hours or minutes that are known."""
@@ -241,18 +241,13 @@ class _Lake(NamedTuple):
                     }
 
 
-def midnight(day: date) -> datetime:
-    """Returns the beginning of a day."""
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
-
-
 def _count(attempts: list[Row], outcome: str) -> int:
     return sum(one["outcome"] == outcome for one in attempts)
 
 
 def _is_lost(attempt: Row) -> bool:
-    return attempt["outcome"] == "lease_expired" or (
-        attempt["outcome"] == "failed" and attempt["reason"] == "LEASE_EXPIRED"
+    return (attempt["outcome"], attempt["reason"]) == ("failed", "LEASE_EXPIRED") or bool(
+        attempt["outcome"] == "lease_expired"
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from itertools import takewhile
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from dibs.history.gold import Span, compute
 from dibs.history.tables import GOLD, TABLES
 from tests.history import oracle_gold
 from tests.history.comparing import assert_same
-from tests.history.histories import EventRow, frame, history, trimmed
+from tests.history.histories import START, EventRow, frame, history, story, trimmed
 from tests.history.oracle import Row, Silver, silver
 
 TARGET = Target(wait_ms=30_000, share=0.9)
@@ -41,14 +42,18 @@ def lake(spark: SparkSession) -> Lake:
     return made(spark, drawn())
 
 
-def drawn(share: float = 1.0) -> list[EventRow]:
-    """Returns the first part of some histories."""
-    events = []
-    for seed in range(6):
+def drawn(until: datetime | None = None) -> list[EventRow]:
+    """Returns some histories, up to the first event that is no earlier. In one of them everything happens at half and
+    full hours."""
+    events: list[EventRow] = []
+    for seed in range(4):
         whole = history(seed, tasks=60, shards=1 + seed % 3, pace_ms=4_000 * (1 + seed))
-        known = trimmed(whole, seed) if seed % 3 == 2 else whole
-        kept = {(row.shard, row.cursor) for row in whole[: int(len(whole) * share)]}
-        events += [row._replace(tenant=f"{row.tenant} {seed}") for row in known if (row.shard, row.cursor) in kept]
+        told = list(takewhile(lambda row: until is None or row.at < until, whole))
+        kept = {row.cursor for row in trimmed(whole, seed)} if seed == 2 else {row.cursor for row in whole}
+        for row in told:
+            if row.cursor in kept:
+                at = row.at.replace(minute=row.at.minute // 30 * 30, second=0, microsecond=0) if seed == 3 else row.at
+                events.append(row._replace(tenant=f"{row.tenant} {seed}", at=at))
     return events
 
 
@@ -89,7 +94,7 @@ def test_every_table_is_that_of_plain_python(lake: Lake) -> None:
 
 def test_a_day_alone_is_the_same(spark: SparkSession, lake: Lake) -> None:
     """A day that is computed by itself, from what ended on it or later, has the rows that it has among all days."""
-    for day in (lake.days[0], lake.days[len(lake.days) // 2], lake.days[-1]):
+    for day in (lake.days[len(lake.days) // 2], lake.days[-1]):
         alone = computed(spark, lake.events, lake.silver, lake.span, day, day)
         for name in GOLD:
             assert_same(name, alone[name], [row for row in lake.tables[name] if row["date"] == day])
@@ -98,12 +103,69 @@ def test_a_day_alone_is_the_same(spark: SparkSession, lake: Lake) -> None:
 def test_what_comes_later_changes_no_day_before_it(spark: SparkSession, lake: Lake) -> None:
     """Days that were over when the lake was computed first are the same when it knows of more, but for those that
     events came to later, by a clock that was behind."""
-    before = made(spark, drawn(0.7))
+    before = made(spark, drawn(START + timedelta(hours=36)))
     known = {(row.shard, row.cursor, row.id) for row in before.events}
     touched = min(row.at for row in lake.events if (row.shard, row.cursor, row.id) not in known).date()
     over = min(touched, before.span.horizon.date())
-    assert before.days[0] < over < lake.days[-1]
+    assert len([day for day in before.days if day < over]) > 1
     for name in GOLD:
         then, now = ([row for row in tables[name] if row["date"] < over] for tables in (before.tables, lake.tables))
         assert then
         assert_same(name, then, now)
+
+
+def test_two_tasks_told_by_hand(spark: SparkSession) -> None:
+    """What two tasks come to can be reckoned with a pencil: one completes, the other at the second attempt, with the
+    first instant of a minute, which is the next one's."""
+    error = {"error_type": "ValueError", "error_line": "late", "fingerprint": "f1"}
+    events = [
+        *story("one", ("enqueued", 0), ("claimed", 70, {"worker": "ann"}), ("completed", 130)),
+        *story(
+            "two", ("enqueued", 10), ("claimed", 75, {"worker": "bob"}), ("retried", 200, {"reason": "DELAYED"}, error),
+            ("promoted", 260), ("claimed", 265, {"worker": "ann"}), ("completed", 300),
+        ),
+    ]  # fmt: skip
+    tables = made(spark, events).tables
+    minutes = sorted(tables["queue_minutes"], key=lambda row: row["minute"])
+    assert [row["minute"] for row in minutes] == [START + timedelta(minutes=number) for number in range(6)]
+    columns = [name for name in minutes[0] if name not in TABLES["queue_minutes"].key and name != "date"]
+    assert {name: [row[name] for row in minutes] for name in columns} == {
+        "arrivals": [2, 0, 0, 0, 0, 0],
+        "claims": [0, 2, 0, 0, 1, 0],
+        "completions": [0, 0, 1, 0, 0, 1],
+        "failures": [0] * 6,
+        "retries": [0, 0, 0, 1, 0, 0],
+        "expiries": [0] * 6,
+        "releases": [0] * 6,
+        "cancellations": [0] * 6,
+        "replays": [0] * 6,
+        "wait_p50_ms": [None, 67_500, None, None, 5_000, None],
+        "wait_p95_ms": [None, 69_750, None, None, 5_000, None],
+        "wait_p99_ms": [None, 69_950, None, None, 5_000, None],
+        "run_p50_ms": [None, None, 60_000, 125_000, None, 35_000],
+        "run_p95_ms": [None, None, 60_000, 125_000, None, 35_000],
+        "run_p99_ms": [None, None, 60_000, 125_000, None, 35_000],
+        "backlog": [2, 0, 0, 0, 0, 0],
+        "running": [0, 2, 1, 0, 1, 0],
+        "oldest_ms": [60_000, None, None, None, None, None],
+    }
+    (capacity,) = tables["capacity"]
+    assert capacity | {"offered_load": 0, "utilisation": 0} == {
+        "hour": START, "tenant": "acme", "command": "resize", "span_s": 300.0, "arrivals": 3,
+        "run_mean_ms": pytest.approx(73_333.33), "offered_load": 0, "busy_ms": 220_000, "workers_ran": 2,
+        "utilisation": 0, "wait_p95_ms": pytest.approx(69_500), "target_wait_ms": 30_000, "target_share": 0.9,
+        "workers_needed": 3, "date": START.date(),
+    }  # fmt: skip
+    assert (capacity["offered_load"], capacity["utilisation"]) == (pytest.approx(0.7333, abs=1e-4), 220 / 600)
+    shares = {row["worker"]: (row["busy_ms"], row["share"], row["failures"]) for row in tables["workers"]}
+    assert shares == {"ann": (95_000, 95 / 220, 0), "bob": (125_000, 125 / 220, 1)}
+    (group,), (tenant,) = tables["error_groups"], tables["tenants"]
+    assert (group["count"], group["tasks"], group["deaths"], group["sample_id"]) == (1, 1, 0, "two")
+    assert (tenant["wait_ms"], tenant["work_share"], tenant["deliveries"]) == (140_000, 1.0, 3)
+
+
+def test_nothing_comes_to_nothing(spark: SparkSession) -> None:
+    """Of a day without a task, every table is empty."""
+    day = START.date()
+    tables = computed(spark, [], Silver([], []), Span(START, START), day, day)
+    assert tables == {name: [] for name in GOLD}

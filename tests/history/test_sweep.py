@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from dibs.history.sweep import levels, surge
+from dibs.history.sweep import BEGIN, END, levels, surge
 
 STEPS, STEP_MS = 12, 10
-END = STEPS - 1
+LAST = STEPS - 1
 """The last step of which levels are asked."""
 KEYS = 150
 
@@ -65,7 +65,7 @@ def test_levels_are_those_of_counting(spark: SparkSession) -> None:
     )
     found = {
         (row.key, row.step): (row.backlog, row.running, row.carried, row.oldest_ms, row.readied)
-        for row in levels(given, ["key"], "step", END).where(f"step <= {END}").collect()
+        for row in levels(given, ["key"], "step", LAST).where(f"step <= {LAST}").collect()
     }
     expected = {}
     for key, (waits, runs) in enumerate(queues):
@@ -96,7 +96,8 @@ def test_a_surge_is_that_of_counting(spark: SparkSession) -> None:
         for key, some in enumerate(keys)
     ]
     given = spark.createDataFrame(rows, "key INT, begins ARRAY<BIGINT>, ends ARRAY<BIGINT>")
-    found = {row.key: row.surge for row in given.selectExpr("key", f"{surge('begins', 'ends')} AS surge").collect()}
+    times = f"concat(transform(begins, t -> {BEGIN.format('t')}), transform(ends, t -> {END.format('t')}))"
+    found = {row.key: row.surge for row in given.selectExpr("key", f"{surge(times)} AS surge").collect()}
     assert found == {
         key: max(
             0, *(sum(begin <= at for begin in begins) - sum(end <= at for end in ends) for at in range(STEPS * STEP_MS))

@@ -27,7 +27,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
 from dibs.history.erlang import Target, workers_needed
-from dibs.history.sweep import levels, surge
+from dibs.history.sweep import BEGIN, END, levels, surge
 from dibs.history.tables import TABLES
 from dibs.task import Reason
 
@@ -40,6 +40,7 @@ _HOUR_MS = 60 * _MINUTE_MS
 _DAY_MS = 24 * _HOUR_MS
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_RAN = "outcome IN ('completed', 'retried', 'failed')"
 _LOST = f"(outcome = 'lease_expired' OR outcome = 'failed' AND reason <=> '{Reason.LEASE_EXPIRED}')"
 
 
@@ -99,7 +100,7 @@ class _Known(NamedTuple):
         return f"{time_ms} >= {self.first_ms} AND {time_ms} < {self.end_ms}"
 
 
-# --- what is shared -----------------------------------------------------------------------------------------------------
+# --- what is shared ---------------------------------------------------------------------------------------------------
 
 
 def _deliveries(attempts: DataFrame) -> DataFrame:
@@ -118,19 +119,10 @@ def _deliveries(attempts: DataFrame) -> DataFrame:
 
 def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known: _Known) -> DataFrame:
     """Returns a row for each minute of a queue in which something happened, with how much; see `sweep.levels`."""
-    tasks = tasks.selectExpr(
-        *_QUEUE,
-        "unix_millis(enqueued_at) AS enqueued_ms",
-        "unix_millis(ready_at) AS ready_ms",
-        "unix_millis(ended_at) AS ended_ms",
-        "outcome",
-        "place",
-    )
-    # Claimed ones are among the deliveries.
-    waiting = tasks.where("ready_ms IS NOT NULL AND (place = 'ready' OR outcome = 'cancelled')")
-    ready = deliveries.where("ready_ms IS NOT NULL").select(*_QUEUE, "ready_ms")
+    # What ends with the first instant of a minute was there before, and is not at once with what begins.
+    at_once = f"ended_ms % {_MINUTE_MS} = 0"
     facts = [
-        _counted(ready.unionByName(waiting.select(*_QUEUE, "ready_ms")), known.minute("ready_ms"), readied="count(*)"),
+        _counted(deliveries.where("ready_ms IS NOT NULL"), known.minute("ready_ms"), readied="count(*)"),
         _counted(
             deliveries,
             known.minute("claimed_ms"),
@@ -140,33 +132,34 @@ def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known:
             waits="count(wait_ms)",
             wait_ms="sum(wait_ms)",
             waited_ms=f"collect_list(wait_ms) FILTER (WHERE {known.within('claimed_ms')})",
-            begins_ms=f"collect_list(claimed_ms) FILTER (WHERE {known.within('claimed_ms')})",
+            begins=f"collect_list({BEGIN.format('claimed_ms')}) FILTER (WHERE {known.within('claimed_ms')})",
         ),
         _counted(
             deliveries.where("ended_ms IS NOT NULL"),
             known.minute("ended_ms"),
             ended="count(*)",
+            ended_at_once=f"count_if({at_once})",
             completions="count_if(outcome = 'completed')",
             failures="count_if(outcome = 'failed')",
             retries="count_if(outcome = 'retried')",
             expiries=f"count_if({_LOST})",
             releases="count_if(outcome = 'released')",
-            ended_at_once=f"count_if(ended_ms % {_MINUTE_MS} = 0)",
-            ends_ms=f"collect_list(ended_ms) FILTER (WHERE ended_ms % {_MINUTE_MS} > 0 AND {known.within('ended_ms')})",
-            ran_ms="collect_list(run_ms) FILTER (WHERE outcome IN ('completed', 'retried', 'failed'))",
+            ran_ms=f"collect_list(run_ms) FILTER (WHERE {known.within('ended_ms')} AND {_RAN})",
+            ends=f"collect_list({END.format('ended_ms')}) FILTER (WHERE {known.within('ended_ms')} AND NOT {at_once})",
         ),
         _counted(
-            waiting,
-            known.minute(f"coalesce(ended_ms, {known.end_ms})"),
-            left="count(*)",
-            left_ms="min(ready_ms)",
+            _happened(tasks, replays, known),
+            known.minute("time_ms"),
+            arrivals="count_if(what = 'arrived')",
+            cancellations="count_if(what = 'cancelled')",
+            replays="count_if(what = 'replayed')",
+            readied="count_if(what = 'readied')",
+            left="count_if(what = 'left')",
+            left_ms="min(ready_ms) FILTER (WHERE what = 'left')",
         ),
-        _counted(tasks.where("enqueued_ms IS NOT NULL"), known.minute("enqueued_ms"), arrivals="count(*)"),
-        _counted(tasks.where("outcome = 'cancelled'"), known.minute("ended_ms"), cancellations="count(*)"),
-        _counted(replays, known.minute("unix_millis(at)"), replays="count(*)"),
     ]
     united = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), facts)
-    lists = ("waited_ms", "ran_ms", "begins_ms", "ends_ms")
+    lists = ("waited_ms", "ran_ms", "begins", "ends")
     counts = [name for name in united.columns if name not in (*_QUEUE, "minute", "left_ms", *lists)]
     changes = united.groupBy(*_QUEUE, "minute").agg(
         fn.min("left_ms").alias("left_ms"),
@@ -182,11 +175,34 @@ def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known:
         "waited_ms",
         fn.expr(_percentiles("waited_ms")).alias("wait_percentiles"),
         fn.expr(_percentiles("ran_ms")).alias("run_percentiles"),
-        fn.expr(surge("begins_ms", "ends_ms")).alias("surge"),
+        fn.expr(surge("concat(begins, ends)")).alias("surge"),
     )
     return levels(summed, _QUEUE, "minute", min(known.horizon_ms, known.end_ms - 1) // _MINUTE_MS).where(
         known.within(f"minute * {_MINUTE_MS}")
     )
+
+
+def _happened(tasks: DataFrame, replays: DataFrame, known: _Known) -> DataFrame:
+    """Returns what happened to tasks apart from deliveries: a time, what, and since when it was ready.
+
+    Tasks that are ready leave after all that is known.
+    """
+    waited = "ready_at IS NOT NULL AND (place = 'ready' OR outcome = 'cancelled')"
+    moments = {
+        "arrived": "enqueued_at",
+        "cancelled": "IF(outcome = 'cancelled', ended_at, NULL)",
+        "readied": f"IF({waited}, ready_at, NULL)",
+        "left": f"IF({waited}, coalesce(ended_at, timestamp_millis({known.end_ms})), NULL)",
+    }
+    structs = (
+        f"named_struct('what', '{what}', 'time_ms', unix_millis({at}), 'ready_ms', unix_millis(ready_at))"
+        for what, at in moments.items()
+    )
+    moved = tasks.selectExpr(*_QUEUE, f"inline(array({', '.join(structs)}))").where("time_ms IS NOT NULL")
+    brought_back = replays.selectExpr(
+        *_QUEUE, "'replayed' AS what", "unix_millis(at) AS time_ms", "CAST(NULL AS BIGINT) AS ready_ms"
+    )
+    return moved.unionByName(brought_back)
 
 
 def _counted(rows: DataFrame, minute: str, **aggregates: str) -> DataFrame:
@@ -194,7 +210,7 @@ def _counted(rows: DataFrame, minute: str, **aggregates: str) -> DataFrame:
 
 
 def _percentiles(values: str) -> str:
-    """Returns, in SQL, the percentiles of an array, between two of its values by where they lie; null if it is empty."""
+    """Returns, in SQL, the percentiles of an array, on the line between two values of it; null: it is empty."""
     place = "p * (size(sorted) - 1)"
     below, above = f"sorted[INT(floor({place}))]", f"sorted[INT(ceil({place}))]"
     between = f"{below} + ({place} - floor({place})) * ({above} - {below})"
@@ -244,7 +260,7 @@ def _hours(pieces: DataFrame) -> DataFrame:
     )
 
 
-# --- the tables ---------------------------------------------------------------------------------------------------------
+# --- the tables -------------------------------------------------------------------------------------------------------
 
 
 def _queue_minutes(minutes: DataFrame) -> DataFrame:
@@ -268,18 +284,31 @@ def _queue_minutes(minutes: DataFrame) -> DataFrame:
 
 def _error_groups(attempts: DataFrame, known: _Known) -> DataFrame:
     faults = attempts.where(f"fingerprint IS NOT NULL AND {known.within('unix_millis(ended_at)')}")
-    groups = _aggregated(
-        faults.withColumn("date", fn.expr("date_from_unix_date(unix_millis(ended_at) div 86400000)")),
-        ["tenant", "fingerprint", "date"],
+    tasks = _aggregated(
+        faults.drop("date").select("*", _day("unix_millis(ended_at)")),
+        ["tenant", "fingerprint", "date", "command", "id", "enqueued_at"],
         earliest="min(struct(ended_at, id, delivery, error_type, error_line))",
-        commands="array_sort(collect_set(command))",
         count="count(*)",
-        tasks="count(DISTINCT struct(id, enqueued_at))",
         deaths="count_if(outcome = 'failed')",
-        first_seen="min(ended_at)",
         last_seen="max(ended_at)",
     )
-    return groups.selectExpr("*", "earliest.error_type", "earliest.error_line AS sample", "earliest.id AS sample_id")
+    groups = _aggregated(
+        tasks,
+        ["tenant", "fingerprint", "date"],
+        earliest="min(earliest)",
+        commands="array_sort(collect_set(command))",
+        count="sum(count)",
+        tasks="count(*)",
+        deaths="sum(deaths)",
+        last_seen="max(last_seen)",
+    )
+    return groups.selectExpr(
+        "*",
+        "earliest.error_type",
+        "earliest.error_line AS sample",
+        "earliest.id AS sample_id",
+        "earliest.ended_at AS first_seen",
+    )
 
 
 def _workers(hours: DataFrame) -> DataFrame:
@@ -379,7 +408,7 @@ def _advise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.append_column("workers_needed", pa.array(needed, pa.int64()))
 
 
-# --- in few words -------------------------------------------------------------------------------------------------------
+# --- in few words -----------------------------------------------------------------------------------------------------
 
 
 def _aggregated(rows: DataFrame, keys: list[str], **aggregates: str) -> DataFrame:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def levels(changes: DataFrame, keys: Sequence[str], step: str, end: int) -> DataFrame:
     """Returns a row for each step in which something changed, or after which something waits or runs, up to `end`.
 
-    `changes` has one row for each of the `keys` and step at most, with how many intervals `readied` and `left`, how many
-    `began` and `ended`, and `left_ms`: the earliest beginning of those that left. Intervals that are open have to leave
-    after `end`, so that their beginning is known. The result has the columns of `changes`, which are null in steps that
-    it lacks, and of the end of the step `backlog`, `running` and `oldest_ms`, the earliest beginning of those that wait;
+    `changes` has at most one row for each of the `keys` and step, with how many intervals `readied` and `left`, how
+    many `began` and `ended`, and `left_ms`: the earliest beginning of those that left. Intervals that are open have to
+    leave after `end`, so that their beginning is known. The result has the columns of `changes`, null in steps that it
+    lacks, and of the end of the step `backlog`, `running` and `oldest_ms`, the earliest beginning of those that wait;
     `carried` is how many ran at the end of the step before.
     """
     forth = Window.partitionBy(*keys).orderBy(step)
@@ -52,14 +52,18 @@ def levels(changes: DataFrame, keys: Sequence[str], step: str, end: int) -> Data
     )
 
 
-def surge(begins_ms: str, ends_ms: str) -> str:
-    """Returns, in SQL, by how much the level rose at most over what it was at first, from arrays of when intervals began
-    and ended; 0 if it only fell."""
-    # Of an instant, what ends comes before what begins.
-    times = f"concat(transform({begins_ms}, t -> 2 * t + 1), transform({ends_ms}, t -> 2 * t))"
+BEGIN, END = "2 * {} + 1", "2 * {}"
+"""A time at which an interval begins or ends, in SQL: of an instant, what ends comes before what begins."""
+
+
+def surge(times: str) -> str:
+    """Returns, in SQL, by how much the level rose at most over what it was at first; 0 if it only fell.
+
+    `times` is an array of when intervals began and ended, each written as `BEGIN` and `END` say.
+    """
     risen = "named_struct('now', now.now + 1, 'most', greatest(now.most, now.now + 1))"
     fallen = "named_struct('now', now.now - 1, 'most', now.most)"
     return (
         f"aggregate(sort_array({times}), named_struct('now', 0, 'most', 0), "
-        f"(now, t) -> IF(t % 2 = 1, {risen}, {fallen}), now -> now.most)"
+        f"(now, time) -> IF(time % 2 = 1, {risen}, {fallen}), now -> now.most)"
     )
