@@ -747,7 +747,7 @@
       out.tenants ? `${plural(out.tenants, "less busy tenant")} left out.` : null,
     ];
     const said = [
-      "All times are UTC, from the store's clock.",
+      "All times are UTC, from the store's clock. The last step of a chart may not be over.",
       data.step_s === 60
         ? "Charts have a point for each minute. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line."
         : `Charts have a point for each ${step(data.step_s)}, made of minutes: counts are added up, and of backlog, running, ages and percentiles the highest minute is shown. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line.`,
