@@ -150,7 +150,8 @@
       { viewBox: `0 0 ${width} 24`, preserveAspectRatio: "none", "aria-hidden": "true" },
       el("path", { d: `${drawn}L${width} 24L0 24Z`, css: { fill: `var(--${name})`, opacity: "0.13" } }),
       el("path", {
-        d: drawn, "vector-effect": "non-scaling-stroke",
+        d: drawn,
+        "vector-effect": "non-scaling-stroke",
         css: { fill: "none", stroke: `var(--${name})`, strokeWidth: "1.4" },
       }),
     );
@@ -173,20 +174,70 @@
     const ended = completed + failed;
     const waiting = queues.reduce((sum, queue) => sum + queue.end.backlog, 0);
     const oldest = Math.max(0, ...queues.map((queue) => queue.end.oldest_ms ?? 0));
-    const wait = percentile(queues.map((queue) => queue.waits), 0.95);
-    const run = percentile(queues.map((queue) => queue.runs), 0.95);
+    const wait = percentile(
+      queues.map((queue) => queue.waits),
+      0.95,
+    );
+    const run = percentile(
+      queues.map((queue) => queue.runs),
+      0.95,
+    );
     const numbers = new Set(queues.map((queue) => data.queues.indexOf(queue)));
     const short = data.advice.filter((advice) => advice.kind === "short" && numbers.has(advice.queue));
     const hours = short.reduce((sum, advice) => sum + advice.hours, 0);
     const tiles = [
-      ["arrived", "Arrived", brief(total(queues, "arrivals")), rate(total(queues, "arrivals")), series("arrivals", "sum")],
-      ["completed", "Completed", brief(completed), ended ? `${share(completed / ended)} of ended` : "", series("completions", "sum")],
+      [
+        "arrived",
+        "Arrived",
+        brief(total(queues, "arrivals")),
+        rate(total(queues, "arrivals")),
+        series("arrivals", "sum"),
+      ],
+      [
+        "completed",
+        "Completed",
+        brief(completed),
+        ended ? `${share(completed / ended)} of ended` : "",
+        series("completions", "sum"),
+      ],
       ["failed", "Failed", brief(failed), failed ? "dead letters" : "none", series("failures", "sum"), failed > 0],
-      ["retried", "Retried", brief(retried), lost ? `${plural(lost, "lost lease")}` : "no lost leases", series("retries", "sum")],
-      ["waiting", "Waiting", brief(waiting), waiting ? `oldest ${duration(oldest)}` : "at the end", series("backlog", "sum")],
+      [
+        "retried",
+        "Retried",
+        brief(retried),
+        lost ? `${plural(lost, "lost lease")}` : "no lost leases",
+        series("retries", "sum"),
+      ],
+      [
+        "waiting",
+        "Waiting",
+        brief(waiting),
+        waiting ? `oldest ${duration(oldest)}` : "at the end",
+        series("backlog", "sum"),
+      ],
       ["waiting", "p95 wait", duration(wait), `aim: ${duration(TARGET_MS)}`, series("wait_p95_ms"), wait > TARGET_MS],
-      ["running", "p95 run", duration(run), run === null ? "" : `median ${duration(percentile(queues.map((queue) => queue.runs), 0.5))}`, series("run_p95_ms")],
-      ["needed", "Short of workers", short.length ? plural(short.length, "queue") : "none", short.length ? `${plural(hours, "hour")} in all` : "by Erlang C", line(queues, "capacity", "needed", data.capacity_step_s, "sum"), short.length > 0],
+      [
+        "running",
+        "p95 run",
+        duration(run),
+        run === null
+          ? ""
+          : `median ${duration(
+              percentile(
+                queues.map((queue) => queue.runs),
+                0.5,
+              ),
+            )}`,
+        series("run_p95_ms"),
+      ],
+      [
+        "needed",
+        "Short of workers",
+        short.length ? plural(short.length, "queue") : "none",
+        short.length ? `${plural(hours, "hour")} in all` : "by Erlang C",
+        line(queues, "capacity", "needed", data.capacity_step_s, "sum"),
+        short.length > 0,
+      ],
     ];
     one("headline").replaceChildren(
       ...tiles.map(([name, label, value, more, values, bad]) =>
@@ -216,11 +267,24 @@
   function percentiles(name, kind) {
     return (queues) =>
       queues.length === 1
-        ? [["p50", 0.65, 1.2], ["p95", 1, 1.8], ["p99", 0.85, 1.2]].map(([label, strength, width]) => ({
-            name: `${kind}_${label}_ms`, label, colour: name, strength, width, dash: label === "p99" ? [3, 3] : null,
+        ? [
+            ["p50", 0.65, 1.2],
+            ["p95", 1, 1.8],
+            ["p99", 0.85, 1.2],
+          ].map(([label, strength, width]) => ({
+            name: `${kind}_${label}_ms`,
+            label,
+            colour: name,
+            strength,
+            width,
+            dash: label === "p99" ? [3, 3] : null,
           }))
         : queues.slice(0, QUEUES_MAX).map((queue, index) => ({
-            name: `${kind}_${state.percentile}_ms`, label: label(queue, queues), colour: `q${index}`, of: [queue], width: 1.3,
+            name: `${kind}_${state.percentile}_ms`,
+            label: label(queue, queues),
+            colour: `q${index}`,
+            of: [queue],
+            width: 1.3,
           }));
   }
 
@@ -265,8 +329,17 @@
     backlog: {
       title: "Backlog",
       panes: [
-        { lines: [{ name: "backlog", label: "waiting", colour: "waiting", how: "sum", area: 0.16 }, { name: "running", label: "running", colour: "running", how: "sum" }] },
-        { part: 0.34, unit: "ms", lines: [{ name: "oldest_ms", label: "age of the oldest", colour: "age", zero: true, area: 0.08, width: 1.2 }] },
+        {
+          lines: [
+            { name: "backlog", label: "waiting", colour: "waiting", how: "sum", area: 0.16 },
+            { name: "running", label: "running", colour: "running", how: "sum" },
+          ],
+        },
+        {
+          part: 0.34,
+          unit: "ms",
+          lines: [{ name: "oldest_ms", label: "age of the oldest", colour: "age", zero: true, area: 0.08, width: 1.2 }],
+        },
       ],
       said(lines) {
         const most = highest(lines[0].values);
@@ -326,13 +399,26 @@
       const details = el("details", { class: "details" }, el("summary", {}, "Numbers"), table);
       const said = el("p", { class: "said" });
       const legend = el("div", { class: "legend", "aria-hidden": "true" });
-      const choice = el("div", { role: "group", "aria-label": "Percentile" }, ...["p50", "p95", "p99"].map(percentileButton));
+      const choice = el(
+        "div",
+        { role: "group", "aria-label": "Percentile" },
+        ...["p50", "p95", "p99"].map(percentileButton),
+      );
       figure.append(
         el("figcaption", {}, el("h2", {}, chart.title), legend, chart.several ? choice : null, said),
         drawing,
         details,
       );
-      const drawn = { chart, drawing, said, legend, choice, table, details, echart: echarts.init(drawing, null, { renderer: "canvas" }) };
+      const drawn = {
+        chart,
+        drawing,
+        said,
+        legend,
+        choice,
+        table,
+        details,
+        echart: echarts.init(drawing, null, { renderer: "canvas" }),
+      };
       details.addEventListener("toggle", () => numbers(drawn));
       charts.set(figure.dataset.chart, drawn);
     }
@@ -347,7 +433,12 @@
   }
 
   const key = (of) =>
-    el("span", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), own(of.label));
+    el(
+      "span",
+      {},
+      el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }),
+      own(of.label),
+    );
 
   function draw(drawn, queues) {
     const part = drawn.chart.part ?? "series";
@@ -356,7 +447,14 @@
     drawn.lines = drawn.chart.panes.flatMap((pane, index) =>
       (pane.lines instanceof Function ? pane.lines(queues) : pane.lines).map((of) => {
         const values = line(of.of ?? queues, part, of.name, stepS, of.how);
-        return { ...of, pane: index, unit: pane.unit, log: pane.log, times, values: of.zero ? values.map((value) => value ?? 0) : values };
+        return {
+          ...of,
+          pane: index,
+          unit: pane.unit,
+          log: pane.log,
+          times,
+          values: of.zero ? values.map((value) => value ?? 0) : values,
+        };
       }),
     );
     drawn.legend.replaceChildren(...drawn.lines.map(key));
@@ -365,14 +463,20 @@
     drawn.legend.parentNode.classList.toggle("several", several);
     pressed(drawn.choice, (button) => button.dataset.percentile === state.percentile);
     drawn.said.textContent = drawn.chart.said(drawn.lines, queues);
-    drawn.drawing.setAttribute("aria-label", `${drawn.chart.title}. ${drawn.said.textContent} The numbers are in the table below.`);
+    drawn.drawing.setAttribute(
+      "aria-label",
+      `${drawn.chart.title}. ${drawn.said.textContent} The numbers are in the table below.`,
+    );
     drawn.echart.setOption(option(drawn), { notMerge: true });
     numbers(drawn);
   }
 
   function option(drawn) {
     const panes = drawn.chart.panes;
-    const heights = panes.map((pane, index) => pane.part ?? 1 - panes.reduce((sum, other, at) => sum + (at === index ? 0 : (other.part ?? 0)), 0));
+    const heights = panes.map(
+      (pane, index) =>
+        pane.part ?? 1 - panes.reduce((sum, other, at) => sum + (at === index ? 0 : (other.part ?? 0)), 0),
+    );
     const free = drawn.drawing.clientHeight - 10 - 24 - 16 * (panes.length - 1);
     let top = 10;
     const grids = heights.map((height) => {
@@ -386,30 +490,68 @@
       useUTC: true,
       textStyle: { fontFamily: text.fontFamily },
       grid: grids,
-      axisPointer: { link: [{ xAxisIndex: "all" }], lineStyle: { color: colour("dim"), type: "solid", opacity: 0.5 }, label: { show: false } },
+      axisPointer: {
+        link: [{ xAxisIndex: "all" }],
+        lineStyle: { color: colour("dim"), type: "solid", opacity: 0.5 },
+        label: { show: false },
+      },
       tooltip: {
-        trigger: "axis", confine: true, backgroundColor: colour("card"), borderColor: colour("line"), padding: [8, 12],
-        transitionDuration: 0, formatter: (found) => tip(drawn, found),
+        trigger: "axis",
+        confine: true,
+        backgroundColor: colour("card"),
+        borderColor: colour("line"),
+        padding: [8, 12],
+        transitionDuration: 0,
+        formatter: (found) => tip(drawn, found),
       },
       xAxis: panes.map((_, index) => ({
-        type: "time", gridIndex: index, min: FROM, max: TO,
-        axisLabel: index === panes.length - 1 ? { ...text, hideOverlap: true, showMinLabel: true, formatter: tick } : { show: false },
+        type: "time",
+        gridIndex: index,
+        min: FROM,
+        max: TO,
+        axisLabel:
+          index === panes.length - 1
+            ? { ...text, hideOverlap: true, showMinLabel: true, formatter: tick }
+            : { show: false },
         axisLine: { lineStyle: { color: colour("line") } },
         axisTick: { show: false },
         splitLine: { show: false },
         splitNumber: drawn.drawing.clientWidth < 500 ? 3 : 6,
       })),
       yAxis: panes.map((pane, index) => {
-        const { axisLabel, ...ends } = scale(pane, drawn.lines.filter((of) => of.pane === index));
+        const { axisLabel, ...ends } = scale(
+          pane,
+          drawn.lines.filter((of) => of.pane === index),
+        );
         return {
-          type: pane.log ? "log" : "value", gridIndex: index, min: 0, axisTick: { show: false }, ...ends,
-          axisLabel: { ...text, formatter: pane.unit === "ms" ? ticked : (value) => compact.format(value), hideOverlap: true, ...axisLabel },
+          type: pane.log ? "log" : "value",
+          gridIndex: index,
+          min: 0,
+          axisTick: { show: false },
+          ...ends,
+          axisLabel: {
+            ...text,
+            formatter: pane.unit === "ms" ? ticked : (value) => compact.format(value),
+            hideOverlap: true,
+            ...axisLabel,
+          },
           splitLine: { lineStyle: { color: colour("line"), opacity: 0.8 } },
           axisLine: { show: false },
         };
       }),
-      dataZoom: [{ type: "inside", xAxisIndex: panes.map((_, index) => index), disabled: true, start: state.zoom[0], end: state.zoom[1], filterMode: "none" }],
-      series: drawn.lines.map((of, index) => series(of, panes[of.pane], drawn.lines[index - 1]?.pane !== of.pane, of === drawn.lines.at(-1))),
+      dataZoom: [
+        {
+          type: "inside",
+          xAxisIndex: panes.map((_, index) => index),
+          disabled: true,
+          start: state.zoom[0],
+          end: state.zoom[1],
+          filterMode: "none",
+        },
+      ],
+      series: drawn.lines.map((of, index) =>
+        series(of, panes[of.pane], drawn.lines[index - 1]?.pane !== of.pane, of === drawn.lines.at(-1)),
+      ),
     };
   }
 
@@ -423,42 +565,91 @@
     );
     if (of.step) points.push([TO, values.at(-1)]);
     return {
-      type: "line", name: of.label, xAxisIndex: of.pane, yAxisIndex: of.pane, symbol: "none", step: of.step ? "end" : false,
+      type: "line",
+      name: of.label,
+      xAxisIndex: of.pane,
+      yAxisIndex: of.pane,
+      symbol: "none",
+      step: of.step ? "end" : false,
       data: points,
       stack: of.stack ? `pane${of.pane}` : undefined,
-      lineStyle: { width: of.stack ? 0.5 : (of.width ?? 1.4), color: colour(of.colour), opacity: of.strength ?? 1, type: of.dash ?? "solid" },
+      lineStyle: {
+        width: of.stack ? 0.5 : (of.width ?? 1.4),
+        color: colour(of.colour),
+        opacity: of.strength ?? 1,
+        type: of.dash ?? "solid",
+      },
       itemStyle: { color: colour(of.colour), opacity: of.strength ?? 1 },
       areaStyle: of.area || of.stack ? { color: colour(of.colour), opacity: of.stack ? 0.8 : of.area } : undefined,
       emphasis: { disabled: true },
       markArea: first ? gaps() : undefined,
-      markLine: pane.target && last
-        ? {
-            silent: true, symbol: "none", data: [{ yAxis: TARGET_MS }],
-            lineStyle: { color: colour("needed"), type: [5, 4], width: 1.2 },
-            label: { formatter: `aim ${duration(TARGET_MS)}`, position: "insideStartTop", color: colour("needed"), fontSize: 11 },
-          }
-        : undefined,
+      markLine:
+        pane.target && last
+          ? {
+              silent: true,
+              symbol: "none",
+              data: [{ yAxis: TARGET_MS }],
+              lineStyle: { color: colour("needed"), type: [5, 4], width: 1.2 },
+              label: {
+                formatter: `aim ${duration(TARGET_MS)}`,
+                position: "insideStartTop",
+                color: colour("needed"),
+                fontSize: 11,
+              },
+            }
+          : undefined,
     };
   }
 
   /** What the lake does not know is shaded. */
   function gaps() {
     if (!data.gaps.length) return undefined;
-    const area = (gap) => [{ xAxis: Math.max(gap.after ? Date.parse(gap.after) : BEGIN, BEGIN) }, { xAxis: Math.min(Date.parse(gap.until), END) }];
+    const area = (gap) => [
+      { xAxis: Math.max(gap.after ? Date.parse(gap.after) : BEGIN, BEGIN) },
+      { xAxis: Math.min(Date.parse(gap.until), END) },
+    ];
     return { silent: true, itemStyle: { color: faint("retried", 0.12) }, data: data.gaps.map(area) };
   }
 
-  const DURATIONS_S = [0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+  const DURATIONS_S = [
+    0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800,
+  ];
 
   const TICKS_MS = [1, 10, 100, 1e3, 1e4, 6e4, 6e5, 36e5, 36e6, 864e5, 864e6];
-  const FINE_MS = [...TICKS_MS, 2, 5, 20, 50, 200, 500, 2e3, 5e3, 2e4, 12e4, 3e5, 12e5, 18e5, 72e5, 18e6, 72e6, 1728e5, 432e6];
+  const FINE_MS = [
+    ...TICKS_MS,
+    2,
+    5,
+    20,
+    50,
+    200,
+    500,
+    2e3,
+    5e3,
+    2e4,
+    12e4,
+    3e5,
+    12e5,
+    18e5,
+    72e5,
+    18e6,
+    72e6,
+    1728e5,
+    432e6,
+  ];
 
   /** Ends and ticks of an axis: durations have round numbers of their own. */
   function scale(pane, lines) {
     const most = Math.max(...lines.map((of) => highest(of.values)?.value ?? 0), 0);
     if (pane.log) {
-      const values = [...lines.flatMap((of) => of.values).filter((value) => value !== null), ...(pane.target ? [TARGET_MS] : [])];
-      const [least, largest] = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, 10]);
+      const values = [
+        ...lines.flatMap((of) => of.values).filter((value) => value !== null),
+        ...(pane.target ? [TARGET_MS] : []),
+      ];
+      const [least, largest] = values.reduce(
+        ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+        [Infinity, 10],
+      );
       const [min, max] = [Math.max(Math.min(least, largest / 10) * 0.7, 1), largest * 1.3];
       const customValues = max / min > 3000 ? TICKS_MS : FINE_MS;
       return { min, max, axisTick: { show: false, customValues }, axisLabel: { customValues } };
@@ -482,7 +673,8 @@
     return date.getUTCHours() || date.getUTCMinutes() ? clock(date) : day(date);
   }
 
-  const shown = (of, value) => (value === null || value === undefined ? "–" : of.unit === "ms" ? duration(value) : count(value));
+  const shown = (of, value) =>
+    value === null || value === undefined ? "–" : of.unit === "ms" ? duration(value) : count(value);
 
   function tip(drawn, found) {
     const index = Math.min(found[0].dataIndex, drawn.lines[0].times.length - 1);
@@ -491,7 +683,13 @@
       { class: "tip" },
       el("b", {}, `${time(drawn.lines[0].times[index])} UTC`),
       ...drawn.lines.map((of) =>
-        el("div", {}, el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }), own(of.label), el("span", {}, shown(of, of.values[index]))),
+        el(
+          "div",
+          {},
+          el("i", { class: "key", css: { background: `var(--${of.colour})`, opacity: String(of.strength ?? 1) } }),
+          own(of.label),
+          el("span", {}, shown(of, of.values[index])),
+        ),
       ),
     );
   }
@@ -510,7 +708,13 @@
         return shown(of, adds ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values));
       }),
     ]);
-    drawn.table.replaceChildren(table(`${drawn.chart.title}: numbers`, [["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])], rows));
+    drawn.table.replaceChildren(
+      table(
+        `${drawn.chart.title}: numbers`,
+        [["From (UTC)", "tight"], ...drawn.lines.map((of) => [of.label, "n"])],
+        rows,
+      ),
+    );
   }
 
   function overview(queues) {
@@ -526,15 +730,43 @@
         yAxis: { show: false },
         dataZoom: [
           {
-            type: "slider", left: 8, right: 8, top: 4, bottom: 4, height: 36, start: state.zoom[0], end: state.zoom[1], filterMode: "none",
-            brushSelect: false, showDetail: true, labelFormatter: (at) => time(at), textStyle: { color: colour("dim"), fontSize: 11 },
-            borderColor: colour("line"), backgroundColor: "transparent", fillerColor: faint("arrived", 0.08),
-            dataBackground: { lineStyle: { color: colour("ran"), opacity: 0.6 }, areaStyle: { color: colour("ran"), opacity: 0.15 } },
-            selectedDataBackground: { lineStyle: { color: colour("arrived") }, areaStyle: { color: colour("arrived"), opacity: 0.2 } },
-            handleStyle: { color: colour("card"), borderColor: colour("dim") }, moveHandleSize: 0,
+            type: "slider",
+            left: 8,
+            right: 8,
+            top: 4,
+            bottom: 4,
+            height: 36,
+            start: state.zoom[0],
+            end: state.zoom[1],
+            filterMode: "none",
+            brushSelect: false,
+            showDetail: true,
+            labelFormatter: (at) => time(at),
+            textStyle: { color: colour("dim"), fontSize: 11 },
+            borderColor: colour("line"),
+            backgroundColor: "transparent",
+            fillerColor: faint("arrived", 0.08),
+            dataBackground: {
+              lineStyle: { color: colour("ran"), opacity: 0.6 },
+              areaStyle: { color: colour("ran"), opacity: 0.15 },
+            },
+            selectedDataBackground: {
+              lineStyle: { color: colour("arrived") },
+              areaStyle: { color: colour("arrived"), opacity: 0.2 },
+            },
+            handleStyle: { color: colour("card"), borderColor: colour("dim") },
+            moveHandleSize: 0,
           },
         ],
-        series: [{ type: "line", symbol: "none", lineStyle: { opacity: 0 }, data: values.map((value, index) => [times[index], value]), silent: true }],
+        series: [
+          {
+            type: "line",
+            symbol: "none",
+            lineStyle: { opacity: 0 },
+            data: values.map((value, index) => [times[index], value]),
+            silent: true,
+          },
+        ],
       },
       { notMerge: true },
     );
@@ -542,18 +774,35 @@
 
   function zoomed(start, end) {
     state.zoom = [start, end];
-    for (const [name, drawn] of charts) if (name !== "overview") drawn.echart.dispatchAction({ type: "dataZoom", start, end });
+    for (const [name, drawn] of charts)
+      if (name !== "overview") drawn.echart.dispatchAction({ type: "dataZoom", start, end });
     pressed(one("zoom"), (button) => Math.abs(end - 100) < 0.01 && Math.abs(start - +button.dataset.start) < 0.01);
   }
 
   function zooms() {
     const hours = (END - BEGIN) / 3600000;
-    const choices = [["All", hours], ["7 d", 168], ["24 h", 24], ["6 h", 6], ["1 h", 1]].filter(([label, size]) => label === "All" || size < hours);
+    const choices = [
+      ["All", hours],
+      ["7 d", 168],
+      ["24 h", 24],
+      ["6 h", 6],
+      ["1 h", 1],
+    ].filter(([label, size]) => label === "All" || size < hours);
     const button = ([label, size]) => {
       const start = label === "All" ? 0 : 100 * (1 - size / hours);
       const set = () => charts.get("overview").dispatchAction({ type: "dataZoom", start, end: 100 });
       const name = label === "All" ? "the whole span" : `the last ${label}`;
-      return el("button", { type: "button", "data-start": start, "aria-label": name, "aria-pressed": String(label === "All"), on: { click: set } }, label);
+      return el(
+        "button",
+        {
+          type: "button",
+          "data-start": start,
+          "aria-label": name,
+          "aria-pressed": String(label === "All"),
+          on: { click: set },
+        },
+        label,
+      );
     };
     one("zoom").append(...choices.map(button));
     charts.set("overview", echarts.init(one("overview")));
@@ -571,7 +820,15 @@
     const line = (row) => el("tr", {}, ...row.map((cell, index) => el("td", { class: columns[index][1] }, cell)));
     const body = el("tbody", {}, ...rows.slice(0, most).map(line));
     const head = el("tr", {}, ...columns.map(([title, kind]) => el("th", { class: kind, scope: "col" }, title)));
-    const made = el("div", {}, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, el("table", {}, el("thead", {}, head), body)));
+    const made = el(
+      "div",
+      {},
+      el(
+        "div",
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
+        el("table", {}, el("thead", {}, head), body),
+      ),
+    );
     if (rows.length > most) {
       const more = el("button", { type: "button", class: "more-button" }, `Show all ${count(rows.length)}`);
       more.addEventListener("click", () => {
@@ -586,24 +843,49 @@
   const none = (text) => el("p", { class: "none" }, text);
   const number = (value, bad = false) => el("span", { class: value ? (bad ? "bad" : "") : "zero" }, count(value));
   const bar = (part, name) =>
-    el("div", { class: "bar" }, el("i", {}, el("b", { css: { width: `${part * 100}%`, background: `var(--${name})` } })), el("span", {}, share(part)));
+    el(
+      "div",
+      { class: "bar" },
+      el("i", {}, el("b", { css: { width: `${part * 100}%`, background: `var(--${name})` } })),
+      el("span", {}, share(part)),
+    );
 
   function queueTable(queues) {
     const rows = queues.map((queue) => {
       const wait = percentile([queue.waits], 0.95);
-      const name = queue.command === null
-        ? el("span", {}, `${plural(data.left_out.queues, "other queue")}`)
-        : el("button", { type: "button", class: "link", on: { click: () => choose(queue.tenant, queue.command) } }, own(queue.command));
+      const name =
+        queue.command === null
+          ? el("span", {}, `${plural(data.left_out.queues, "other queue")}`)
+          : el(
+              "button",
+              { type: "button", class: "link", on: { click: () => choose(queue.tenant, queue.command) } },
+              own(queue.command),
+            );
       return [
         el("div", {}, name, el("div", { class: "sub" }, queue.tenant === null ? "" : own(queue.tenant))),
         spark(line([queue], "series", "arrivals", data.step_s, "sum"), "arrived"),
-        number(queue.totals.arrivals), number(queue.totals.completions), number(queue.totals.failures, true),
-        number(queue.totals.retries), number(queue.totals.expiries), number(queue.end.backlog),
+        number(queue.totals.arrivals),
+        number(queue.totals.completions),
+        number(queue.totals.failures, true),
+        number(queue.totals.retries),
+        number(queue.totals.expiries),
+        number(queue.end.backlog),
         el("span", { class: wait > TARGET_MS ? "bad" : "" }, duration(wait)),
         duration(percentile([queue.runs], 0.95)),
       ];
     });
-    const columns = [["Queue", "wrap"], ["Arrivals", ""], ["Arrived", "n"], ["Completed", "n"], ["Failed", "n"], ["Retried", "n"], ["Lost leases", "n"], ["Waiting", "n"], ["p95 wait", "n"], ["p95 run", "n"]];
+    const columns = [
+      ["Queue", "wrap"],
+      ["Arrivals", ""],
+      ["Arrived", "n"],
+      ["Completed", "n"],
+      ["Failed", "n"],
+      ["Retried", "n"],
+      ["Lost leases", "n"],
+      ["Waiting", "n"],
+      ["p95 wait", "n"],
+      ["p95 run", "n"],
+    ];
     one("queues").replaceChildren(queues.length ? table("Queues", columns, rows, 20) : none("No queue did anything."));
   }
 
@@ -616,18 +898,28 @@
       ? `${short ? plural(short, "queue") : "No queue"} needed more workers than ran, for ${aim()}.`
       : "";
     const item = (advice) =>
-      el("li", {}, el("span", { class: `chip ${advice.kind}` }, words[advice.kind]), el("p", {}, ...advice.text.split("`").map((text, index) => (index % 2 ? own(text, { class: "mono" }) : text))));
+      el(
+        "li",
+        {},
+        el("span", { class: `chip ${advice.kind}` }, words[advice.kind]),
+        el("p", {}, ...advice.text.split("`").map((text, index) => (index % 2 ? own(text, { class: "mono" }) : text))),
+      );
     const list = found.slice(0, 6).map(item);
     if (found.length > 6) {
       const more = el("li", {}, el("button", { type: "button" }, `Show all ${count(found.length)}`));
       more.firstChild.addEventListener("click", () => more.replaceWith(...found.slice(6).map(item)));
       list.push(more);
     }
-    one("advice").replaceChildren(...(list.length ? list : [el("li", { class: "none" }, "No delivery ended, so nothing can be said.")]));
+    one("advice").replaceChildren(
+      ...(list.length ? list : [el("li", { class: "none" }, "No delivery ended, so nothing can be said.")]),
+    );
   }
 
   function errors() {
-    const found = data.faults.filter((fault) => (!state.tenant || fault.tenant === state.tenant) && (!state.queue || fault.commands.includes(state.queue)));
+    const found = data.faults.filter(
+      (fault) =>
+        (!state.tenant || fault.tenant === state.tenant) && (!state.queue || fault.commands.includes(state.queue)),
+    );
     const top = found.length ? found[0].count : 1;
     const sum = found.reduce((sum, fault) => sum + fault.count, 0);
     const shared = state.queue && found.some((fault) => fault.commands.length > 1);
@@ -668,7 +960,14 @@
     const busy = queues.reduce((sum, queue) => sum + queue.busy_ms, 0);
     const by = new Map();
     for (const worker of data.workers.filter((worker) => numbers.has(worker.queue))) {
-      const sum = by.get(worker.worker) ?? { name: worker.worker, busy_ms: 0, deliveries: 0, failures: 0, lost: 0, queues: new Set() };
+      const sum = by.get(worker.worker) ?? {
+        name: worker.worker,
+        busy_ms: 0,
+        deliveries: 0,
+        failures: 0,
+        lost: 0,
+        queues: new Set(),
+      };
       for (const name of ["busy_ms", "deliveries", "failures", "lost"]) sum[name] += worker[name];
       sum.queues.add(data.queues[worker.queue].command ?? "others");
       by.set(worker.worker, sum);
@@ -678,9 +977,17 @@
     const rows = found.map((worker) => [
       el("div", {}, own(worker.name), el("div", { class: "sub" }, own([...worker.queues].join(", ")))),
       bar(busy ? worker.busy_ms / busy : 0, "running"),
-      number(worker.deliveries), number(worker.failures), number(worker.lost, true),
+      number(worker.deliveries),
+      number(worker.failures),
+      number(worker.lost, true),
     ]);
-    const columns = [["Worker", "wrap"], ["Share", ""], ["Deliveries", "n"], ["Errors", "n"], ["Lost leases", "n"]];
+    const columns = [
+      ["Worker", "wrap"],
+      ["Share", ""],
+      ["Deliveries", "n"],
+      ["Errors", "n"],
+      ["Lost leases", "n"],
+    ];
     one("workers").replaceChildren(found.length ? table("Workers", columns, rows, 6) : none("No worker was busy."));
   }
 
@@ -693,32 +1000,70 @@
       found = queues.map((queue) => {
         const tasks = queue.waits.counts.reduce((sum, value) => sum + value, 0);
         return {
-          ...queue.totals, tenant: queue.tenant, work_share: busy ? queue.busy_ms / busy : 0, wait_share: wait ? queue.waits.sum_ms / wait : 0,
+          ...queue.totals,
+          tenant: queue.tenant,
+          work_share: busy ? queue.busy_ms / busy : 0,
+          wait_share: wait ? queue.waits.sum_ms / wait : 0,
           wait_mean_ms: tasks ? queue.waits.sum_ms / tasks : null,
         };
       });
     }
-    one("tenants-said").textContent = !found.length ? "" : state.queue
-      ? "Of this queue: shares of busy time, and of the waits of the tasks that ended."
-      : "Shares of all tenants' busy time, and of their waits.";
+    one("tenants-said").textContent = !found.length
+      ? ""
+      : state.queue
+        ? "Of this queue: shares of busy time, and of the waits of the tasks that ended."
+        : "Shares of all tenants' busy time, and of their waits.";
     const rows = found.map((tenant) => [
-      own(tenant.tenant), bar(tenant.work_share, "running"), bar(tenant.wait_share, "waiting"),
-      number(tenant.arrivals), number(tenant.failures, true), duration(tenant.wait_mean_ms),
+      own(tenant.tenant),
+      bar(tenant.work_share, "running"),
+      bar(tenant.wait_share, "waiting"),
+      number(tenant.arrivals),
+      number(tenant.failures, true),
+      duration(tenant.wait_mean_ms),
     ]);
-    const columns = [["Tenant", "wrap"], ["Work", ""], ["Waiting", ""], ["Arrived", "n"], ["Failed", "n"], ["Mean wait", "n"]];
+    const columns = [
+      ["Tenant", "wrap"],
+      ["Work", ""],
+      ["Waiting", ""],
+      ["Arrived", "n"],
+      ["Failed", "n"],
+      ["Mean wait", "n"],
+    ];
     one("tenants").replaceChildren(found.length ? table("Tenants", columns, rows, 10) : none("Nobody had any work."));
   }
 
   function slowest() {
     const all = state.by === "run" ? data.longest_runs : data.longest_waits;
-    const found = all.filter((task) => (!state.tenant || task.tenant === state.tenant) && (!state.queue || task.command === state.queue)).slice(0, 20);
+    const found = all
+      .filter(
+        (task) => (!state.tenant || task.tenant === state.tenant) && (!state.queue || task.command === state.queue),
+      )
+      .slice(0, 20);
     const rows = found.map((task) => [
       el("div", {}, own(task.command), el("div", { class: "sub" }, own(task.tenant))),
-      duration(task.run_ms), duration(task.wait_ms), count(task.deliveries),
-      el("span", { class: task.outcome === "failed" ? "bad" : "" }, own(task.outcome), task.error_type ? el("div", { class: "sub" }, own(task.error_type)) : null),
-      time(task.ended_at), own(task.id, { class: "mono" }), own(task.worker ?? "–"),
+      duration(task.run_ms),
+      duration(task.wait_ms),
+      count(task.deliveries),
+      el(
+        "span",
+        { class: task.outcome === "failed" ? "bad" : "" },
+        own(task.outcome),
+        task.error_type ? el("div", { class: "sub" }, own(task.error_type)) : null,
+      ),
+      time(task.ended_at),
+      own(task.id, { class: "mono" }),
+      own(task.worker ?? "–"),
     ]);
-    const columns = [["Queue", "wrap"], ["Ran", "n"], ["Waited", "n"], ["Deliveries", "n"], ["Outcome", ""], ["Ended (UTC)", "tight"], ["Task", "tight"], ["Last worker", "wrap"]];
+    const columns = [
+      ["Queue", "wrap"],
+      ["Ran", "n"],
+      ["Waited", "n"],
+      ["Deliveries", "n"],
+      ["Outcome", ""],
+      ["Ended (UTC)", "tight"],
+      ["Task", "tight"],
+      ["Last worker", "wrap"],
+    ];
     one("slowest").replaceChildren(found.length ? table("Slowest tasks", columns, rows, 10) : none("No task ended."));
     pressed(one("slowest-by"), (button) => button.dataset.by === state.by);
   }
@@ -741,7 +1086,9 @@
   function notes() {
     const out = data.left_out;
     const cut = [
-      out.queues ? `The ${count(out.queues)} least busy queues are shown as one, and only while no filter is set.` : null,
+      out.queues
+        ? `The ${count(out.queues)} least busy queues are shown as one, and only while no filter is set.`
+        : null,
       out.faults ? `${plural(out.faults, "rarer kind")} of fault left out.` : null,
       out.workers ? `${plural(out.workers, "less busy worker")} left out; shares are of everybody's busy time.` : null,
       out.tenants ? `${plural(out.tenants, "less busy tenant")} left out.` : null,
@@ -751,7 +1098,9 @@
       data.step_s === 60
         ? "Charts have a point for each minute. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line."
         : `Charts have a point for each ${step(data.step_s)}, made of minutes: counts are added up, and of backlog, running, ages and percentiles the highest minute is shown. Several queues together: counts, backlog and running are added up; of ages the highest is shown. Percentiles of different queues are not mixed: each has its line.`,
-      data.step_s === 60 ? null : "The highest of the minutes' p95 is a bound: of all deliveries of that step, at least 95 of 100 took no longer.",
+      data.step_s === 60
+        ? null
+        : "The highest of the minutes' p95 is a bound: of all deliveries of that step, at least 95 of 100 took no longer.",
       "p95 wait and p95 run on top and in the list of queues are counted from every task that ended in the span: all its waits or runs together, to within 2.2 %.",
       `Workers needed are by Erlang C, hour by hour, for ${aim()}; a worker here does one delivery at a time. What ran is the most that were busy at once: idle workers leave no trace.`,
       "A queue is short if its hourly p95 wait was over the aim and fewer ran than were needed.",
@@ -775,7 +1124,9 @@
   function filters() {
     const named = data.queues.filter((queue) => queue.tenant !== null);
     const unique = (names) => [...new Set(names)].sort((left, right) => left.localeCompare(right));
-    const commands = unique(named.filter((queue) => !state.tenant || queue.tenant === state.tenant).map((queue) => queue.command));
+    const commands = unique(
+      named.filter((queue) => !state.tenant || queue.tenant === state.tenant).map((queue) => queue.command),
+    );
     if (!commands.includes(state.queue)) state.queue = "";
     fill(one("tenant"), unique(named.map((queue) => queue.tenant)), state.tenant);
     fill(one("queue"), commands, state.queue);
@@ -783,7 +1134,10 @@
   }
 
   function fill(select, names, value) {
-    select.replaceChildren(el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, shortened(name))));
+    select.replaceChildren(
+      el("option", { value: "" }, "all"),
+      ...names.map((name) => el("option", { value: name }, shortened(name))),
+    );
     select.value = value;
     select.classList.toggle("on", Boolean(value));
   }
@@ -827,11 +1181,35 @@
   }
 
   function listen() {
-    one("tenant").addEventListener("change", (event) => { state.tenant = event.target.value; filters(); update(); });
-    one("queue").addEventListener("change", (event) => { state.queue = event.target.value; filters(); update(); });
+    one("tenant").addEventListener("change", (event) => {
+      state.tenant = event.target.value;
+      filters();
+      update();
+    });
+    one("queue").addEventListener("change", (event) => {
+      state.queue = event.target.value;
+      filters();
+      update();
+    });
     one("slowest-by").append(
-      ...[["run", "run"], ["wait", "wait"]].map(([by, label]) =>
-        el("button", { type: "button", "data-by": by, on: { click: () => { state.by = by; slowest(); } } }, label),
+      ...[
+        ["run", "run"],
+        ["wait", "wait"],
+      ].map(([by, label]) =>
+        el(
+          "button",
+          {
+            type: "button",
+            "data-by": by,
+            on: {
+              click: () => {
+                state.by = by;
+                slowest();
+              },
+            },
+          },
+          label,
+        ),
       ),
     );
     addEventListener("resize", () => {
@@ -841,8 +1219,15 @@
   }
 
   function colours() {
-    const redraw = () => { themed(); remember(); if (data.begin) drawAll(); };
-    one("theme").addEventListener("change", (event) => { state.theme = event.target.value; redraw(); });
+    const redraw = () => {
+      themed();
+      remember();
+      if (data.begin) drawAll();
+    };
+    one("theme").addEventListener("change", (event) => {
+      state.theme = event.target.value;
+      redraw();
+    });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   }
 
@@ -854,7 +1239,18 @@
     document.querySelector("footer").hidden = true;
     one("span").textContent = "nothing is known yet";
     one("notices").append(
-      el("div", { class: "card welcome" }, el("h2", {}, "Nothing here yet"), el("p", { class: "said" }, "The lake knows of no events in these days. Run ", el("code", {}, "dibs history run"), ", or ask for other days.")),
+      el(
+        "div",
+        { class: "card welcome" },
+        el("h2", {}, "Nothing here yet"),
+        el(
+          "p",
+          { class: "said" },
+          "The lake knows of no events in these days. Run ",
+          el("code", {}, "dibs history run"),
+          ", or ask for other days.",
+        ),
+      ),
     );
   }
 
