@@ -96,7 +96,6 @@ class TestSight:
             r"At Sat 14 Nov \d\d:00 resize of acme needed \d+ workers for a p95 wait under 2 s; 1 ran", said
         )
 
-
     def test_colours_can_be_told_from_their_ground(self) -> None:
         """Texts have a contrast of 4.5 to 1 in both themes, lines of 3 to 1."""
         style = (resources.files("dibs.history.report") / "assets" / "page.css").read_text()

@@ -264,6 +264,24 @@ class TestSize:
         assert sum(queue.totals.arrivals for queue in summed.queues) == sum(row["arrivals"] for row in made)
         assert write(summed, tmp_path / "report.html").stat().st_size < 5_000_000
 
+    def test_rows_of_a_queue_without_minutes_are_left_out(self, tmp_path: Path) -> None:
+        """Tables that do not fit together, as after a run that was cut short, still make a report."""
+        at = lakes.HORIZON.replace(second=0)
+        task = {"ended_at": at, "outcome": "completed", "deliveries": 1, "run_ms": 5, "date": at.date(), "id": "1"}
+        lake = lakes.write_lake(
+            tmp_path / "lake",
+            {
+                "queue_minutes": [lakes.minute(at)],
+                "tasks": [{**task, "tenant": "acme", "command": name} for name in ("resize", "ghost")],
+                "workers": [{"tenant": "acme", "command": "ghost", "worker": "w", "busy_ms": 5, "date": at.date()}],
+            },
+            began=at,
+            horizon=at,
+        )
+        summed = summary(lake)
+        assert [task.command for task in summed.longest_runs] == ["resize"]
+        assert summed.workers == []
+
     def test_times_as_spark_writes_them(self, busy: Path, tmp_path: Path, summed: Summary) -> None:
         """Timestamps of 96 bits, and rows of tasks that have not ended, change nothing."""
         lake = lakes.write_lake(tmp_path / "shop-lake", {}, began=lakes.BEGAN, horizon=lakes.HORIZON)

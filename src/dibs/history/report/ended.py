@@ -63,11 +63,9 @@ class Ended(NamedTuple):
 
 def ended(source: Source, queues: Queues, first: date, last: date) -> Ended:
     """Looks at each task that ended in those days once, and keeps a few."""
-    size = len(queues.names) + bool(queues.left_out)
-    waits, runs = _Measure("wait_ms", size), _Measure("run_ms", size)
+    waits, runs = _Measure("wait_ms", queues.size), _Measure("run_ms", queues.size)
     for batch in source.batches("tasks", _COLUMNS, first, last):
-        numbers = queues.numbers(batch)
-        numbered = pa.Table.from_batches([batch]).append_column("queue", pa.array(numbers))
+        numbered = queues.numbered(pa.Table.from_batches([batch]))
         waits.add(numbered)
         runs.add(numbered)
     return Ended(waits.spreads(), runs.spreads(), waits.longest(), runs.longest())

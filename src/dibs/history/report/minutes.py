@@ -78,7 +78,7 @@ def joined(source: Source, queues: Queues, first: date, begin: datetime, end: da
         step_s = longer_s
     table = table.sort_by([("queue", "ascending"), ("at", "ascending")])
     totals, series = [], []
-    for number in range(len(queues.names) + bool(queues.left_out)):
+    for number in range(queues.size):
         own = table.filter(pc.equal(table["queue"], number))
         totals.append(Totals(*(pc.sum(own[name]).as_py() or 0 for name in SUMMED)))
         series.append({name: _whole(own[name]) for name in ("at", *SHOWN)})
@@ -91,8 +91,7 @@ def _day(source: Source, queues: Queues, day: date, start: datetime, step_s: int
     rows = pa.Table.from_batches(batches, arrow_schema(TABLES["queue_minutes"], columns))
     minutes_us = rows["minute"].cast(pa.int64()).to_numpy()
     steps = (minutes_us // 1_000_000 - int(start.timestamp())) // step_s
-    rows = rows.append_column("queue", pa.array(queues.numbers(rows))).append_column("at", pa.array(steps, pa.int64()))
-    return _grouped(rows)
+    return _grouped(queues.numbered(rows.append_column("at", pa.array(steps, pa.int64()))))
 
 
 def _grouped(rows: pa.Table) -> pa.Table:
@@ -105,15 +104,16 @@ def _grouped(rows: pa.Table) -> pa.Table:
 def _ends(source: Source, queues: Queues, end: datetime) -> list[End]:
     """The minute in which the span ends has a row for every queue in which something waits or runs."""
     last = (end - timedelta(microseconds=1)).replace(second=0, microsecond=0)
-    ends = [End()] * (len(queues.names) + bool(queues.left_out))
+    ends = [End()] * queues.size
     columns = ["minute", "tenant", "command", "backlog", "running", "oldest_ms"]
     for batch in source.batches("queue_minutes", columns, last.date(), last.date()):
         rows = batch.filter(pc.equal(batch["minute"], pa.scalar(last, pa.timestamp("us", "UTC"))))
-        for number, row in zip(queues.numbers(rows), rows.to_pylist(), strict=True):
-            ends[number] = End(
-                ends[number].backlog + row["backlog"],
-                ends[number].running + row["running"],
-                max(ends[number].oldest_ms or 0, row["oldest_ms"] or 0) or None,
+        for row in queues.numbered(pa.Table.from_batches([rows])).to_pylist():
+            before = ends[row["queue"]]
+            ends[row["queue"]] = End(
+                before.backlog + row["backlog"],
+                before.running + row["running"],
+                max(before.oldest_ms or 0, row["oldest_ms"] or 0) or None,
             )
     return ends
 

@@ -15,6 +15,7 @@ import msgspec
 from dibs.history.report.summary import Summary
 
 _ASSETS = resources.files("dibs.history.report") / "assets"
+_SCRIPTS = ("words.js", "data.js", "headline.js", "charts.js", "drawing.js", "tables.js", "page.js")
 
 
 def write(summed: Summary, out: Path) -> Path:
@@ -32,7 +33,7 @@ def write(summed: Summary, out: Path) -> Path:
 
 def render(summed: Summary) -> str:
     """Returns the page. Whatever is in the summary is text there: it can neither end its element nor run."""
-    style, library, script = _asset("page.css"), _asset("echarts/echarts.common.min.js"), _asset("page.js")
+    style, library, script = _asset("page.css"), _asset("echarts/echarts.common.min.js"), _script()
     policy = (
         f"default-src 'none'; script-src {_allowed(library)} {_allowed(script)}; style-src {_allowed(style)}; "
         "base-uri 'none'; form-action 'none'"
@@ -51,6 +52,11 @@ def _data(summed: Summary) -> str:
     """JSON in which no character means anything to HTML."""
     text = msgspec.json.encode(summed).decode()
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _script() -> str:
+    """Our script's files as one, in which each knows those before it."""
+    return "\n".join(['"use strict";', *map(_asset, _SCRIPTS)])
 
 
 def _asset(name: str) -> str:

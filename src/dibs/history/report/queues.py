@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -46,19 +45,22 @@ class Queues:
         alone = all(other == tenant for other, _ in self.names)
         return f"`{command}`" if alone else f"`{command}` of `{tenant}`"
 
-    def numbers(self, rows: pa.RecordBatch | pa.Table) -> np.ndarray:
-        """Returns the number of each row's queue."""
-        encoded = _joined(rows).dictionary_encode()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-            if isinstance(encoded, pa.ChunkedArray):
-                encoded = pa.array([], pa.dictionary(pa.int32(), pa.string()))
+    @property
+    def size(self) -> int:
+        """How many there are, those that are shown as one included."""
+        return len(self.names) + bool(self.left_out)
+
+    def numbered(self, rows: pa.Table) -> pa.Table:
+        """Returns the rows with the number of their queue, `queue`; without those of queues that have no minutes."""
+        encoded = pa.chunked_array(_joined(rows)).combine_chunks().dictionary_encode()
         others = len(self.names)
-        known = np.array([self._numbers.get(queue, others) for queue in encoded.dictionary.to_pylist()], np.int64)
-        return known[encoded.indices.to_numpy(zero_copy_only=False)] if len(known) else np.zeros(0, np.int64)
+        known = [self._numbers.get(queue, others) for queue in encoded.dictionary.to_pylist()]
+        numbers = pc.take(pa.array(known, pa.int64()), encoded.indices)
+        numbered = rows.append_column("queue", numbers)
+        return numbered if self.left_out else numbered.filter(pc.less(numbers, others))
 
 
-def _joined(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+def _joined(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
     return pc.binary_join_element_wise(rows["tenant"], rows["command"], _NUL)
 
 

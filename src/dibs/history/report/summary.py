@@ -249,10 +249,10 @@ def _capacity(
     columns = ["hour", "tenant", "command", "workers_ran", "wait_p95_ms", "workers_needed"]
     rows = read(source, "capacity", columns, first, last).sort_by("hour")
     hours: dict[int, list[Hour]] = {}
-    for number, row in zip(queues.numbers(rows).tolist(), rows.to_pylist(), strict=True):
-        if number < len(queues.names):
+    for row in queues.numbered(rows).to_pylist():
+        if row["queue"] < len(queues.names):
             hour = Hour(row["hour"], row["workers_needed"], row["workers_ran"] or 0, row["wait_p95_ms"])
-            hours.setdefault(number, []).append(hour)
+            hours.setdefault(row["queue"], []).append(hour)
     step_s = 3600 if sum(map(len, hours.values())) <= HOURS_MAX else 86_400
     start = _midnight(first)
     series = {number: _capacity_series(own, start, step_s) for number, own in hours.items()}
@@ -281,8 +281,7 @@ def _capacity_series(hours: Sequence[Hour], start: datetime, step_s: int) -> dic
 def _workers(source: Source, queues: Queues, first: date, last: date) -> tuple[dict[int, int], list[Worker], int]:
     counts = ["deliveries", "completions", "failures", "lost", "releases", "busy_ms"]
     rows = read(source, "workers", ["tenant", "command", "worker", *counts, "last_seen"], first, last)
-    rows = rows.append_column("queue", pa.array(queues.numbers(rows)))
-    grouped = _grouped(rows, ["queue", "worker"], counts, [("last_seen", "max")])
+    grouped = _grouped(queues.numbered(rows), ["queue", "worker"], counts, [("last_seen", "max")])
     by_queue = grouped.group_by("queue").aggregate([("busy_ms", "sum")]).to_pylist()
     order = [("busy_ms", "descending"), ("deliveries", "descending"), ("worker", "ascending")]
     shown = grouped.sort_by(order).slice(0, WORKERS_MAX).to_pylist()
