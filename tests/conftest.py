@@ -1,4 +1,4 @@
-"""How the tests are shared out between processes."""
+"""How the tests are shared out between processes, and which loop runs them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark begins: its process would go on alone when the others are done."""
     items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Stores are asyncio's."""
+    return "asyncio"
