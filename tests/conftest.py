@@ -1,4 +1,4 @@
-"""How the tests are shared out between processes, and the Spark session that many of them use."""
+"""How the tests are shared out between processes, which loop runs them, and the Spark session that they share."""
 
 from __future__ import annotations
 
@@ -47,3 +47,9 @@ def spark() -> Iterator[SparkSession]:
         running = session("dibs tests", master="local[2]", config=config)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Stores are asyncio's."""
+    return "asyncio"

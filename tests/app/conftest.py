@@ -10,12 +10,6 @@ from dibs.clock import ManualClock
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Stores are asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture
 def clock() -> ManualClock:
     """The store's time."""
     return ManualClock()

@@ -15,8 +15,12 @@ from dibs.testing.contract import StoreHarness
 RELAXED = Settings(durability="relaxed")
 
 
-@pytest.fixture(params=["memory", "lmdb", "shards:memory-1", "shards:memory-2", "shards:memory-4", "shards:lmdb-1",
-                        "shards:lmdb-2", "shards:lmdb-4"])  # fmt: skip
+#: One shard, and other numbers of them, are further cases of the same code.
+OFTEN = ["memory", "lmdb", "shards:memory-3", "shards:lmdb-2"]
+AT_LENGTH = ["shards:memory-1", "shards:memory-2", "shards:memory-4", "shards:lmdb-1", "shards:lmdb-4"]
+
+
+@pytest.fixture(params=[*OFTEN, *(pytest.param(kind, marks=pytest.mark.soak) for kind in AT_LENGTH)])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHarness:
     """Every embedded store, over nothing."""
     kind, _, count = request.param.partition("-")

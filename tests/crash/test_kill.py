@@ -50,12 +50,6 @@ async def test_nothing_is_lost_or_invented_for_long(tmp_path: Path) -> None:
     await account(tmp_path)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Stores are asyncio's."""
-    return "asyncio"
-
-
 # -------------------------------------------------------------------------------------------------------------- killing
 
 

@@ -84,12 +84,6 @@ async def test_a_server_that_is_killed_for_long(tmp_path: Path) -> None:
     await kill_often(tmp_path, kills=300, seed=8)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Stores are asyncio's."""
-    return "asyncio"
-
-
 class Told:
     """What clients were told, and whether they should end."""
 

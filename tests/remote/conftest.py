@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dibs.clock import Clock
+from dibs.server import app
 from dibs.server.app import Service, open_service
 from dibs.server.config import ServerConfig
 from dibs.server.http.listener import bind
@@ -51,16 +52,22 @@ class Servers:
 
 
 @pytest.fixture
-async def servers() -> AsyncIterator[Servers]:
+def no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the test sweeps: it goes by what its own sweeps do, and by what stands still between two of its looks."""
+    monkeypatch.setattr(app, "SWEEP_EVERY_S", 3600.0)
+
+
+@pytest.fixture
+async def servers(no_sweep: None) -> AsyncIterator[Servers]:
     """Servers that stop with the test."""
     running = Servers()
     yield running
     await running.stop()
 
 
-@pytest.fixture(params=["memory", "lmdb", "shards"])
+@pytest.fixture(params=["memory", pytest.param("lmdb", marks=pytest.mark.soak), "shards"])
 async def harness(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> StoreHarness:
-    """A server over every kind of store."""
+    """A server over every kind of store. One on disk is another to the server only in what it outlives."""
     urls = {
         "memory": (f"memory:{tmp_path}", "memory:other"),
         "lmdb": (f"lmdb:{tmp_path / 'store'}", f"lmdb:{tmp_path / 'other'}"),

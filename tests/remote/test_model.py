@@ -6,7 +6,6 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from dibs.clock import Clock
-from dibs.server import app
 from dibs.server.app import Service, open_service
 from dibs.server.config import ServerConfig
 from dibs.server.http.listener import bind
@@ -46,12 +45,6 @@ class RemoteMachine(StoreMachine):
         report = await self.service.gate.store.doctor()
         assert report.clean, report.problems
         assert report.tasks == len(self.model.tasks)
-
-
-@pytest.fixture
-def no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the machine sweeps: it counts what its own sweeps do."""
-    monkeypatch.setattr(app, "SWEEP_EVERY_S", 3600.0)
 
 
 @pytest.mark.timeout(TIMEOUT_S)

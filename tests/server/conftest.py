@@ -12,12 +12,6 @@ from tests.server.serving import served
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Stores are asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def store() -> AsyncIterator[DirectStore]:
     """What is behind the server."""
     async with await open_local("memory:") as store:

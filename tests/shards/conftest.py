@@ -10,12 +10,6 @@ from tests.lmdb.processes import Children
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Stores are asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture
 def clock() -> ManualClock:
     """The stores' time."""
     return ManualClock()

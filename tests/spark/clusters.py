@@ -1,15 +1,13 @@
-"""``python -m tests.spark.clusters DIR``: writes to the stores DIR/<name> on a cluster of two workers, while tasks
-fail, executors are killed and attempts race each other. Prints a line of JSON for each write.
+"""Writes on a cluster of two workers to the stores DIRECTORY/<name>, while tasks fail, executors are killed and
+attempts race each other.
 
 Executors are on this machine, and may use a store on its disk: what :func:`dibs.spark.register` would refuse for a
 cluster is allowed where it does not know of one."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +18,7 @@ from pyspark.sql import SparkSession
 
 from dibs.spark import session
 from dibs.spark.source import DibsSource
-from tests.crash.lifeline import die_with_parent
 from tests.spark.looking import staged_chunks
-from tests.spark.standalone import cluster
 
 ROWS, PARTITIONS = 6000, 2
 PATIENCE_S = 60.0
@@ -50,14 +46,6 @@ def dawdles() -> None:
     time.sleep(PATIENCE_S)
 
 
-def main(directory: Path) -> None:
-    """All of it in one session, so that Java starts once."""
-    die_with_parent()
-    with cluster(directory) as master:
-        for name, error in written(master, directory).items():
-            print(json.dumps({"write": name, "error": error}), flush=True)
-
-
 def written(master: str, directory: Path) -> dict[str, str]:
     """Returns how each of the writes ended."""
     spark = session(
@@ -77,10 +65,10 @@ def written(master: str, directory: Path) -> dict[str, str]:
     )
     spark.dataSource.register(DibsSource)
     told = {
-        "failed once": write(spark, directory, "failed-once", fails, once=True),
-        "executor killed": write(spark, directory, "executor-killed", dies, once=True),
+        "failed-once": write(spark, directory, "failed-once", fails, once=True),
+        "executor-killed": write(spark, directory, "executor-killed", dies, once=True),
         "speculation": write(spark, directory, "speculation", dawdles, once=True),
-        "failed for good": write(spark, directory, "failed-for-good", fails, once=False),
+        "failed-for-good": write(spark, directory, "failed-for-good", fails, once=False),
     }
     spark.stop()
     return told
@@ -129,7 +117,3 @@ def await_that(it_is_so: Callable[[], bool]) -> None:
         if time.monotonic() > until_s:
             raise TimeoutError("it does not come to that")
         time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,12 +3,15 @@ Spark takes them for different hosts."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
@@ -18,7 +21,18 @@ from tests.crash.lifeline import die_with_parent
 JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 400.0
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+def run_program(name: str, *arguments: str) -> dict[str, Any]:
+    """Runs a program with a Spark of its own, and returns the JSON that it prints last."""
+    command = [sys.executable, "-m", name, *arguments]
+    env = os.environ | JAVA | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 @contextmanager

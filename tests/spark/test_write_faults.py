@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,47 +12,41 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from dibs.stores import open_store
+from tests.spark import streams
 from tests.spark.clusters import ROWS
+from tests.spark.conftest import OnCluster
 from tests.spark.looking import seen, tasks
-from tests.spark.standalone import JAVA, ROOT
+from tests.spark.standalone import JAVA, PATIENCE_S, ROOT
 from tests.spark.streams import ROWS_PER_BATCH
 
-PATIENCE_S = 120.0
 
-
-def start(script: str, *args: object, **options: int) -> subprocess.Popen[str]:
-    """Starts a script that has a Spark of its own."""
-    command = [sys.executable, "-m", f"tests.spark.{script}", *map(str, args)]
-    env = os.environ | JAVA | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
-
-
-@pytest.mark.timeout(240)
-def test_executors_fail_in_every_way(tmp_path: Path) -> None:
+@pytest.mark.timeout(PATIENCE_S + 30)
+def test_executors_fail_in_every_way(on_cluster: OnCluster) -> None:
     """A task that fails after staging, an executor killed in mid-write, two attempts at once: each row is one task. A
     job that fails half-way: no row is."""
-    with start("clusters", tmp_path) as script:
-        out, _ = script.communicate(timeout=PATIENCE_S + 100)
-    told = {one["write"]: one["error"] for one in map(json.loads, out.splitlines())}
+    told, directory = on_cluster.told["written"], on_cluster.directory
     attempts = {}
     for name in ("failed-once", "executor-killed", "speculation"):
-        assert told[name.replace("-", " ")] == ""
-        url = f"lmdb:{tmp_path / name}"
+        assert told[name] == ""
+        url = f"lmdb:{directory / name}"
         assert seen(url) == Counter(range(ROWS)), name
-        attempts[name] = sorted(path.name for path in (tmp_path / f"{name}.marks").iterdir())
+        attempts[name] = sorted(path.name for path in (directory / f"{name}.marks").iterdir())
     assert all({"1.0", "1.1"} <= set(names) for names in attempts.values()), attempts
-    assert "fails after staging" in told["failed for good"]
-    assert tasks(f"lmdb:{tmp_path / 'failed-for-good'}") == []
+    assert "fails after staging" in told["failed-for-good"]
+    assert tasks(f"lmdb:{directory / 'failed-for-good'}") == []
 
 
-@pytest.mark.timeout(240)
-def test_the_driver_dies_between_our_commit_and_sparks(tmp_path: Path) -> None:
-    """A batch is in the queue, and Spark does not know: restarted from its checkpoint it repeats the batch, and no row
-    is there twice or missing."""
+@pytest.mark.timeout(PATIENCE_S + 30)
+def test_the_driver_dies_between_our_commit_and_sparks(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch is in the queue, and Spark does not know: another driver, started from the same checkpoint, repeats the
+    batch, and no row is there twice or missing."""
     url, checkpoint = f"lmdb:{tmp_path / 'store'}", tmp_path / "checkpoint"
-    script = start("streams", url, checkpoint, 1000)
+    command = [sys.executable, "-m", "tests.spark.streams", url, str(checkpoint)]
+    env = os.environ | JAVA | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    script = subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE)
     assert script.stdout is not None
     java = int(script.stdout.readline())
     try:
@@ -67,9 +60,7 @@ def test_the_driver_dies_between_our_commit_and_sparks(tmp_path: Path) -> None:
     assert not (checkpoint / "commits" / str(batch)).exists()
     assert seen(url) == Counter(range((batch + 1) * ROWS_PER_BATCH))
 
-    with start("streams", url, checkpoint, batch + 3) as script:
-        script.communicate(timeout=PATIENCE_S)
-    assert script.returncode == 0
+    streams.write(spark, url, str(checkpoint), batch + 3)
     found = seen(url)
     assert found.total() >= (batch + 3) * ROWS_PER_BATCH
     assert found == Counter(range(found.total()))
@@ -83,7 +74,8 @@ async def stopped_between(url: str, checkpoint: Path, java: int) -> int:
         while time.monotonic() < until_s:
             rows = (await store.stats("default")).total.ready
             if rows == before:
-                await asyncio.sleep(0.0005)
+                # While Java starts, it needs the processor more.
+                await asyncio.sleep(0.0005 if before else 0.05)
                 continue
             os.kill(java, signal.SIGSTOP)
             rows = before = (await store.stats("default")).total.ready

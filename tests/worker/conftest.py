@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import anyio_backend, app, clock, url
+from tests.app.conftest import app, clock, url
 from tests.worker.commands import Shop
 
-__all__ = ["anyio_backend", "app", "clock", "shop", "url"]
+__all__ = ["app", "clock", "shop", "url"]
 
 
 @pytest.fixture
