@@ -118,6 +118,7 @@ function option(drawn) {
         xAxis: panes.map((_, index) => ({
             type: "time",
             gridIndex: index,
+            minInterval: 60000,
             min: FROM,
             max: TO,
             axisLabel:
@@ -142,7 +143,7 @@ function option(drawn) {
                 ...ends,
                 axisLabel: {
                     ...text,
-                    formatter: pane.unit === "ms" ? ticked : (value) => compact.format(value),
+                    formatter: pane.unit === "ms" ? ticked : (value) => (value < 1e4 ? count(value) : compact.format(value)),
                     hideOverlap: true,
                     ...axisLabel,
                 },
@@ -166,22 +167,27 @@ function option(drawn) {
     };
 }
 
+/** So few steps are drawn as steps: a slope between two minutes would tell of something that was not. */
+const FEW = 60;
+
 function series(of, pane, first, last) {
     const values = of.log ? of.values.map((value) => (value === null ? null : Math.max(value, 1))) : of.values;
+    const few = values.length <= FEW;
+    const stepped = of.step || (few && !of.log);
     const points = values.map((value, index) =>
         // A point between two gaps is no line: it is drawn as a dot.
-        value !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
-            ? { value: [of.times[index], value], symbol: "circle", symbolSize: 4 }
+        value !== null && !stepped && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null
+            ? { value: [of.times[index], value], symbol: "circle", symbolSize: few ? 7 : 4 }
             : [of.times[index], value],
     );
-    if (of.step) points.push([TO, values.at(-1)]);
+    if (stepped) points.push([TO, values.at(-1)]);
     return {
         type: "line",
         name: of.label,
         xAxisIndex: of.pane,
         yAxisIndex: of.pane,
         symbol: "none",
-        step: of.step ? "end" : false,
+        step: stepped ? "end" : false,
         data: points,
         stack: of.stack ? `pane${of.pane}` : undefined,
         lineStyle: {
@@ -417,6 +423,7 @@ function zooms() {
         );
     };
     one("zoom").append(...choices.map(button));
+    one("zoom").hidden = choices.length === 1;
     charts.set("overview", echarts.init(one("overview")));
     charts.get("overview").on("datazoom", (event) => zoomed(event.start, event.end));
 }

@@ -3,7 +3,7 @@
 function spark(values, name) {
     const top = Math.max(...values.map((value) => value ?? 0), 1);
     const width = 120;
-    const points = thinned(values, 60).map(
+    const points = thinned(values.length === 1 ? [values[0], values[0]] : values, 60).map(
         (value, index, all) =>
             `${((index / Math.max(all.length - 1, 1)) * width).toFixed(1)} ${(22 - (20 * (value ?? 0)) / top).toFixed(1)}`,
     );
