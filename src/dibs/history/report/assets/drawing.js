@@ -143,7 +143,8 @@ function option(drawn) {
                 ...ends,
                 axisLabel: {
                     ...text,
-                    formatter: pane.unit === "ms" ? ticked : (value) => (value < 1e4 ? count(value) : compact.format(value)),
+                    formatter:
+                        pane.unit === "ms" ? ticked : (value) => (value < 1e4 ? count(value) : compact.format(value)),
                     hideOverlap: true,
                     ...axisLabel,
                 },
