@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dibs.errors import InvalidOption, LakeError
-from dibs.history.report import Summary, short, summary, write
+from dibs.history.report import Files, Summary, short, summary, write
 from dibs.history.report.advice import Advice, Hour, advise
 from dibs.history.report.ended import percentile_ms
 from dibs.history.report.minutes import ROWS_MAX
@@ -185,6 +185,16 @@ class TestGroups:
         assert found == dict(expected)
         assert sum(queue.busy_ms for queue in queues) == sum(expected.values())
 
+    def test_a_day_without_waits_counts_in_the_mean(self, tmp_path: Path) -> None:
+        """Ten deliveries that waited 100 ms on one day and ten that waited 0 ms on the next have a mean of 50 ms."""
+        day = {"tenant": "acme", "arrivals": 10, "deliveries": 10, "completions": 10, "failures": 0, "busy_ms": 10}
+        first = {**day, "wait_ms": 1000, "wait_mean_ms": 100.0, "date": date(2026, 11, 13)}
+        second = {**day, "wait_ms": 0, "wait_mean_ms": 0.0, "date": date(2026, 11, 14)}
+        lake = lakes.write_lake(
+            tmp_path / "lake", {"tenants": [first, second]}, began=lakes.BEGAN, horizon=lakes.HORIZON
+        )
+        assert summary(lake).tenants[0].wait_mean_ms == 50
+
     def test_tenants_share_the_work(self, busy: Path, summed: Summary) -> None:
         """Shares are of the whole span, not means of days."""
         assert sum(tenant.work_share for tenant in summed.tenants) == pytest.approx(1)
@@ -263,6 +273,13 @@ class TestSize:
         assert sum(len(queue.series["at"]) for queue in summed.queues) <= ROWS_MAX
         assert sum(queue.totals.arrivals for queue in summed.queues) == sum(row["arrivals"] for row in made)
         assert write(summed, tmp_path / "report.html").stat().st_size < 5_000_000
+
+    def test_a_commit_meanwhile_is_noticed(self, tmp_path: Path) -> None:
+        """What was read may be half old then, and is read again."""
+        files = Files(lakes.empty_lake(tmp_path / "lake"))
+        assert not files.changed()
+        lakes.write_lake(tmp_path / "lake", {}, commits=1)
+        assert files.changed()
 
     def test_rows_of_a_queue_without_minutes_are_left_out(self, tmp_path: Path) -> None:
         """Tables that do not fit together, as after a run that was cut short, still make a report."""

@@ -314,9 +314,11 @@ def _faults(source: Source, first: date, last: date) -> tuple[list[Fault], int]:
 def _tenants(source: Source, first: date, last: date) -> tuple[list[Tenant], int]:
     counts = ["arrivals", "deliveries", "completions", "failures", "busy_ms", "wait_ms"]
     rows = read(source, "tenants", ["tenant", *counts, "wait_mean_ms"], first, last)
-    # A day's mean stands for as many deliveries as began; that number is what its sum says.
-    began = pc.fill_null(pc.divide(rows["wait_ms"].cast(pa.float64()), _no_zero(rows["wait_mean_ms"])), 0.0)
-    rows = rows.append_column("began", began)
+    # How many deliveries began that day: what the sum and the mean of their waits say; if nothing waited, what ended.
+    idle = pc.equal(rows["wait_mean_ms"], 0)
+    means = pc.if_else(idle, 1.0, rows["wait_mean_ms"])
+    began = pc.divide(pc.if_else(idle, rows["deliveries"], rows["wait_ms"]).cast(pa.float64()), means)
+    rows = rows.append_column("began", pc.fill_null(began, 0.0))
     grouped = _grouped(rows, ["tenant"], [*counts, "began"], [])
     grouped = grouped.sort_by([("busy_ms", "descending"), ("tenant", "ascending")])
     busy_ms, wait_ms = (pc.sum(grouped[name]).as_py() or 0 for name in ("busy_ms", "wait_ms"))
@@ -332,10 +334,6 @@ def _tenants(source: Source, first: date, last: date) -> tuple[list[Tenant], int
             )
         )
     return tenants, grouped.num_rows - len(tenants)
-
-
-def _no_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.if_else(pc.equal(column, 0), None, column)
 
 
 def _grouped(rows: pa.Table, key: list[str], summed: list[str], others: list[tuple[str, str]]) -> pa.Table:
