@@ -26,8 +26,8 @@ _ERROR = ("error_type", "error_line", "fingerprint")
 
 
 class Folded(NamedTuple):
-    """What events come to. Both tables are made of one DataFrame: who writes both keeps that one meanwhile, by
-    ``followed.persist()``, or it is made twice."""
+    """What events come to. Both tables are made of `followed`: who writes both keeps that one meanwhile, by
+    ``followed.persist(StorageLevel.DISK_ONLY)``, or it is made twice."""
 
     tasks: DataFrame
     """The tasks that have an event here, as they are now: rows of `tasks`."""
