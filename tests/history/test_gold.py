@@ -17,6 +17,9 @@ from tests.history.comparing import assert_same
 from tests.history.histories import START, EventRow, frame, history, story, trimmed
 from tests.history.oracle import Row, Silver, silver
 
+pytestmark = pytest.mark.timeout(180)
+"""Spark's start and that of the tables that all tests share belong to the first test's time."""
+
 TARGET = Target(wait_ms=30_000, share=0.9)
 Tables = dict[str, list[Row]]
 
