@@ -22,6 +22,9 @@ setup: $(READY) ## Create .venv and install dibs in it with the development tool
 demo: $(READY) java ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
 
+# Hundreds of processes that the tests start would each compile everything anew.
+test soak: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY) curl java chromium ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,7 +39,7 @@ fmt: $(READY) ## Format the code and apply the safe lint fixes
 bench: $(READY) ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
 
-soak: $(READY) ## Run the long tests, one at a time
+soak: $(READY) ## Run the long tests, and the contract suite over further makes of store, one at a time
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
 clean: ## Remove .venv, caches and build output

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SPARK = ("tests/spark/", "tests/history/")
 """These share one Java process, and so one of ours."""
 
+LONG = (SPARK, "tests/worker/", "tests/model/", "tests/remote/test_model.py", "tests/crash/", "tests/docs/")
+"""A process that began with one of these at the end would go on alone when the others are done."""
+
 
 class ByTopic(LoadScopeScheduling):  # type: ignore[misc]
     """A process has a class or module at a time; all about Spark is one topic."""
@@ -32,8 +35,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark begins: its process would go on alone when the others are done."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+    """Long topics begin, and the many short ones fill up what is left."""
+    ranks = {start: rank for rank, start in enumerate(LONG)}
+    items.sort(key=lambda item: next((ranks[start] for start in LONG if item.nodeid.startswith(start)), len(LONG)))
 
 
 @pytest.fixture(scope="session")

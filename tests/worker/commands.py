@@ -22,13 +22,15 @@ class Running:
 
     def __init__(self, command: list[str], directory: Path, **environment: str) -> None:
         path = os.pathsep.join([str(ROOT / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        # A file that is changed within a second is not taken from a cache.
+        steered = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
             command,
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **environment},
+            env={**os.environ, **steered, **environment},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -53,15 +53,18 @@ class Span(NamedTuple):
 
 @contextmanager
 def compute(
-    attempts: DataFrame, tasks: DataFrame, replays: DataFrame, span: Span, first: date, last: date, target: Target
+    attempts: DataFrame, tasks: DataFrame, replays: DataFrame, span: Span, since: datetime, last: date, target: Target
 ) -> Iterator[dict[str, DataFrame]]:
-    """Gives, for each table of gold, its rows of the days from `first` to `last`; they can be read until it ends.
+    """Gives, for each table of gold, its rows from the hour of `since` to the day `last`; they can be read until it
+    ends. Tables of whole days begin with the day of `since`.
 
     `attempts` and `tasks` hold at least the rows of these days and later ones, and those without a day; `replays` has
     the tenant, the command and the time (`at`) of each replay in these days. No time in them is outside of `span`.
     """
+    since_ms = (since - _EPOCH) // _MS
     known = _Known(
-        first_ms=_day_ms(first),
+        first_ms=since_ms // _DAY_MS * _DAY_MS,
+        since_ms=since_ms // _HOUR_MS * _HOUR_MS,
         end_ms=_day_ms(last) + _DAY_MS,
         began_ms=(span.began - _EPOCH) // _MS,
         horizon_ms=(span.horizon - _EPOCH) // _MS,
@@ -75,7 +78,7 @@ def compute(
             "error_groups": _shaped("error_groups", _error_groups(attempts, known)),
             "workers": _shaped("workers", _workers(hours)),
             "capacity": _shaped("capacity", _capacity(minutes, hours, known, target)),
-            "tenants": _shaped("tenants", _tenants(minutes, hours)),
+            "tenants": _shaped("tenants", _tenants(deliveries, tasks, hours, known)),
         }
     finally:
         minutes.unpersist()
@@ -83,20 +86,28 @@ def compute(
 
 
 class _Known(NamedTuple):
-    """The days that are computed, the last not included, and what is known."""
+    """From when to when is computed, the end not included, and what is known."""
 
     first_ms: int
+    """A midnight."""
+    since_ms: int
+    """The beginning of an hour of that day: what is told by minutes and hours begins with it."""
     end_ms: int
+    """A midnight."""
     began_ms: int
     horizon_ms: int
 
     def minute(self, time_ms: str) -> str:
-        """Returns, in SQL, the minute of a time: one before all others or after them if it is outside of the days."""
-        before, after = self.first_ms // _MINUTE_MS - 1, self.end_ms // _MINUTE_MS
+        """Returns, in SQL, the minute of a time: one before all others or after them if it is outside of them."""
+        before, after = self.since_ms // _MINUTE_MS - 1, self.end_ms // _MINUTE_MS
         return f"greatest({before}, least({after}, {time_ms} div {_MINUTE_MS})) AS minute"
 
     def within(self, time_ms: str) -> str:
-        """Returns, in SQL, whether a time is in these days."""
+        """Returns, in SQL, whether a time is in the hours that are computed."""
+        return f"{time_ms} >= {self.since_ms} AND {time_ms} < {self.end_ms}"
+
+    def within_days(self, time_ms: str) -> str:
+        """Returns, in SQL, whether a time is in the days that are computed."""
         return f"{time_ms} >= {self.first_ms} AND {time_ms} < {self.end_ms}"
 
 
@@ -119,6 +130,9 @@ def _deliveries(attempts: DataFrame) -> DataFrame:
 
 def _minutes(deliveries: DataFrame, tasks: DataFrame, replays: DataFrame, known: _Known) -> DataFrame:
     """Returns a row for each minute of a queue in which something happened, with how much; see `sweep.levels`."""
+    # What was over before leaves no trace in these minutes.
+    deliveries = deliveries.where(f"ended_ms IS NULL OR ended_ms >= {known.since_ms}")
+    tasks = tasks.where(f"ended_at IS NULL OR ended_at >= timestamp_millis({known.since_ms})")
     # What ends with the first instant of a minute was there before, and is not at once with what begins.
     at_once = f"ended_ms % {_MINUTE_MS} = 0"
     facts = [
@@ -283,7 +297,7 @@ def _queue_minutes(minutes: DataFrame) -> DataFrame:
 
 
 def _error_groups(attempts: DataFrame, known: _Known) -> DataFrame:
-    faults = attempts.where(f"fingerprint IS NOT NULL AND {known.within('unix_millis(ended_at)')}")
+    faults = attempts.where(f"fingerprint IS NOT NULL AND {known.within_days('unix_millis(ended_at)')}")
     tasks = _aggregated(
         faults.drop("date").select("*", _day("unix_millis(ended_at)")),
         ["tenant", "fingerprint", "date", "command", "id", "enqueued_at"],
@@ -368,14 +382,18 @@ def _capacity(minutes: DataFrame, hours: DataFrame, known: _Known, target: Targe
     ).withColumn("hour", _time(f"hour * {_HOUR_MS}"))
 
 
-def _tenants(minutes: DataFrame, hours: DataFrame) -> DataFrame:
+def _tenants(deliveries: DataFrame, tasks: DataFrame, hours: DataFrame, known: _Known) -> DataFrame:
     key = ["tenant", "date"]
     put_in = _aggregated(
-        minutes.where("arrivals + began > 0").select("*", _day(f"minute * {_MINUTE_MS}")),
+        tasks.where(known.within_days("unix_millis(enqueued_at)")).select("tenant", _day("unix_millis(enqueued_at)")),
         key,
-        arrivals="sum(arrivals)",
-        waits="sum(waits)",
-        wait_ms="sum(wait_ms)",
+        arrivals="count(*)",
+    )
+    begun = _aggregated(
+        deliveries.where(known.within_days("claimed_ms")).select("tenant", "wait_ms", _day("claimed_ms")),
+        key,
+        waits="count(wait_ms)",
+        wait_ms="coalesce(sum(wait_ms), 0)",
     )
     ran = _aggregated(
         hours.select("*", _day(f"hour * {_HOUR_MS}")),
@@ -385,8 +403,8 @@ def _tenants(minutes: DataFrame, hours: DataFrame) -> DataFrame:
         failures="sum(deaths)",
         busy_ms="sum(busy_ms)",
     )
-    both = put_in.join(ran, key, "full").na.fill(0)
-    return both.select(
+    all_three = put_in.join(begun, key, "full").join(ran, key, "full").na.fill(0)
+    return all_three.select(
         "*",
         fn.expr("wait_ms / nullif(waits, 0)").alias("wait_mean_ms"),
         _share("busy_ms", "date").alias("work_share"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 Spark's own custom
 
@@ -70,7 +71,7 @@ class Intake:
         changes = self._silver(news, self._none("tasks"))
         state = replace(self._lake.state, schema_version=SCHEMA_VERSION)
         if state.began is not None:
-            state = replace(state, gold_from=state.began.date())
+            state = replace(state, gold_from=state.began)
         old = [change._replace(replaced=self._days(change.table)) for change in changes]
         self._commit([*old, *(Change(table, None, self._days(table)) for table in GOLD)], state)
         self.refine()
@@ -104,7 +105,7 @@ class Intake:
         if days:
             own = [*TASK, "ended_at"]
             left.append(known.where(F.col("date").isin(days)).join(revived.select(*own), own, "left_anti"))
-        folded.followed.persist()
+        folded.followed.persist(StorageLevel.DISK_ONLY)
         staged = self._stage("tasks", _union([folded.tasks, *left]))
         under_way = silver.running(self._staged("tasks", staged).where("date IS NULL"))
         attempts = self._stage("attempts", folded.attempts.unionByName(under_way))
@@ -129,19 +130,29 @@ class Intake:
         state = self._lake.state
         if state.gold_from is None or state.began is None or state.horizon is None:
             return
-        first, last = min(state.gold_from, state.horizon.date()), state.horizon.date()
+        since = state.gold_from.replace(minute=0, second=0, microsecond=0)
+        first, last = since.date(), state.horizon.date()
         self._tell("adding up", 0)
         attempts, tasks, events = (self._since(table, first) for table in ("attempts", "tasks", "events"))
         replays = events.where("kind = 'replayed'").select("tenant", "command", "at")
         target = Target(round(state.target_wait_s * 1000), state.target_share)
         span = gold.Span(state.began, state.horizon)
         changes: list[Change] = []
-        with gold.compute(attempts, tasks, replays, span, first, last, target) as tables:
+        with gold.compute(attempts, tasks, replays, span, since, last, target) as tables:
             for table, rows in tables.items():
                 self._tell(f"adding up {table}", 0)
                 days = [day for day in self._days(table) if day >= f"date={first.isoformat()}"]
-                changes.append(Change(table, self._stage(table, rows.coalesce(1)), days))
+                whole = rows.unionByName(self._before(table, since)).repartition(1)
+                changes.append(Change(table, self._stage(table, whole), days))
         self._commit(changes, replace(state, gold_from=None))
+
+    def _before(self, table: str, since: datetime) -> DataFrame:
+        """The rows of the day of `since` that are about the time before it, in tables that are told by the time."""
+        column = TABLES[table].key[0]
+        if column not in ("minute", "hour"):
+            return self._none(table)
+        earlier = F.col(column) < F.timestamp_millis(F.lit(round(since.timestamp() * 1000)))
+        return self._table(table).where((F.col("date") == F.lit(since.date())) & earlier)
 
     # ------------------------------------------------------------------------------------------------- small files
 
@@ -197,7 +208,7 @@ def _known(state: LakeState, shards: Iterable[Row]) -> LakeState:
     rows = list(shards)
     began = min(_utc(row["earliest"]) for row in rows)
     horizon = max(_utc(row["latest"]) for row in rows)
-    touched = min(began, state.horizon or began).date()
+    touched = min(began, state.horizon or began)
     positions = {str(row["shard"]): Position(cursor=row["cursor"].hex(), at=_utc(row["at"])) for row in rows}
     return replace(
         state,

@@ -29,7 +29,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -81,8 +81,8 @@ class LakeState(Struct, frozen=True, kw_only=True):
     began: datetime | None = None
     horizon: datetime | None = None
     """The earliest and the latest event."""
-    gold_from: date | None = None
-    """The first day whose gold tables are not made of what silver holds now."""
+    gold_from: datetime | None = None
+    """From then on the gold tables are not made of what silver holds now."""
     gaps: list[Gap] = []
 
 

@@ -35,6 +35,8 @@ LOOK_S = 1
 
 CONFIG = {
     "spark.sql.shuffle.partitions": "8",
+    # Gold keeps the waits and runs of a minute as a list; a sort of all rows instead would take twice as long.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

@@ -21,9 +21,11 @@ LOOKED_THROUGH_BYTES = 32 << 10
 """In what is smaller no list is long enough to matter."""
 
 
+@functools.cache
 def item_counter(kind: Any, content: Any, items_max: int) -> Callable[[bytes], None] | None:
     """Returns what raises a `Problem` for a body of this type with a list that is too long; None: it has no lists.
-    `content`: `msgspec.json` or `msgspec.msgpack`. A list that says how long it may be is held to that."""
+    `content`: `msgspec.json` or `msgspec.msgpack`. A list that says how long it may be is held to that. Made once for
+    all the servers of a process: it takes longer than the rest of their start."""
     guard = _guard(kind, items_max)
     if guard is None:
         return None
