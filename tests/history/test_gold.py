@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ def computed(spark: SparkSession, events: list[EventRow], rows: Silver, known: S
         frame(spark, "attempts", [tuple(row.values()) for row in attempts]),
         frame(spark, "tasks", [tuple(row.values()) for row in tasks]),
         frame(spark, "events", replays).select("tenant", "command", "at"),
-        known, oracle_gold.midnight(first), last, TARGET,
+        known, datetime.combine(first, time(), UTC), last, TARGET,
     ) as tables:  # fmt: skip
         for name, table in tables.items():
             assert table.schema.simpleString() == spark.createDataFrame([], TABLES[name].ddl()).schema.simpleString()
