@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Hundreds of processes that the tests start would each compile everything anew.
+test soak: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test fmt bench soak clean curl java
@@ -21,9 +24,6 @@ setup: $(READY) ## Create .venv and install dibs in it with the development tool
 
 demo: $(READY) ## Run the demo: a producer, workers, one of them killed
 	$(BIN)/dibs demo $(ARGS)
-
-# Hundreds of processes that the tests start would each compile everything anew.
-test soak: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY) curl java ## Check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check .
