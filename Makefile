@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Hundreds of processes that the tests start would each compile everything anew.
+test soak: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test fmt bench soak clean curl java chromium

@@ -439,5 +439,5 @@ class TestStore:
 def test_the_breadth() -> None:
     """Every command of the table is called by some test here or has a suite of its own."""
     called = Path(__file__).read_text() + (Path(__file__).parent / "test_help.py").read_text()
-    elsewhere = {"worker", "demo", "serve", "token", "spark"}
+    elsewhere = {"worker", "demo", "serve", "token", "spark", "history"}
     assert [name for name in COMMANDS if f'"{name}"' not in called and name not in elsewhere] == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-COMMAND = [sys.executable, "-W", "error", "-m", "dibs", "demo", "--quick"]
+COMMAND = [sys.executable, "-W", "error", "-m", "dibs", "demo", "--quick", "--no-history"]
 PHASES = ("Enqueue", "Work", "Retry", "Processes", "Crash", "Cancel", "Dead letters", "Call", "Account")
 COLUMNS = ("enqueued", "completed", "dead", "cancelled", "waiting", "deliveries")
 

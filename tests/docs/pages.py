@@ -44,13 +44,14 @@ def python_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.language == "python" and not _is_spark(page)]
 
 
-def spark_programs() -> list[Block]:
-    """Every Python block that needs a Spark session."""
-    return [block for page in PAGES for block in blocks(page) if block.language == "python" and _is_spark(page)]
+def spark_programs(topic: str) -> list[Block]:
+    """Every Python block of pages about a topic that needs a Spark session."""
+    pages = [page for page in PAGES if _is_spark(page) and page.name.startswith(topic)]
+    return [block for page in pages for block in blocks(page) if block.language == "python"]
 
 
 def _is_spark(page: Path) -> bool:
-    return page.name.startswith("spark")
+    return page.name.startswith(("spark", "history"))
 
 
 def prose(page: Path) -> str:

@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT, Block, spark_programs
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("block", spark_programs(), ids=str)
+@pytest.mark.parametrize("block", spark_programs("spark"), ids=str)
 def test_a_block_is_a_program_that_runs(
     block: Block, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,7 +276,7 @@ async def test_a_store_that_breaks_ends_the_worker(shop: Shop) -> None:
     shop.write(BREAKING)
     await put(shop, "shop.stuck")
     await put(shop, "shop.work")
-    worker = shop.worker("--give-up", "2s", "--grace", "1s")
+    worker = shop.worker("--give-up", "1s", "--grace", "200ms")
     assert worker.ended() == 3, worker.output
     assert "does not answer" in worker.output
     assert "giving up" in worker.output
@@ -293,7 +293,6 @@ async def test_a_store_that_recovers_is_used_again(shop: Shop) -> None:
 import threading
 
 def recover():
-    time.sleep(2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
@@ -315,7 +314,7 @@ async def test_a_directory_that_is_removed(shop: Shop) -> None:
     """A worker whose store's directory was removed notices, and ends with an error."""
     shop.write(SLOW)
     await put(shop, "shop.slow", 0)
-    worker = shop.worker("--give-up", "2s")
+    worker = shop.worker("--give-up", "1s")
     worker.says("in a thread")
     until(lambda: any(shop.directory.glob("store/wake/*")), lambda: worker.output)
     shutil.rmtree(shop.directory / "store")

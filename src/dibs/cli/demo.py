@@ -19,7 +19,7 @@ from msgspec import to_builtins
 
 from dibs.cli.context import Command, Session, pass_session
 from dibs.cli.errors import Exit
-from dibs.cli.output import echo_json, note
+from dibs.cli.output import echo_json
 from dibs.errors import MissingDriver
 from dibs.settings import FIELDS
 
@@ -159,11 +159,11 @@ def _tell_history(world: Path, parent: Path | None, *, wanted: bool | None, asid
     except MissingDriver as error:
         if wanted:
             raise
-        note(f"\nFor the history of this, as a page: {error}.")
+        click.echo(f"\nFor the history of this, as a page: {error}.", err=aside)
         return None
     handle, name = tempfile.mkstemp(prefix="dibs-demo-", suffix=".html", dir=parent)
     os.close(handle)
-    note("\nThe history of it, by Spark:")
+    click.echo("\nThe history of it, by Spark:", err=aside)
     for line in in_short(str(world / "store"), world / "lake", Path(name)):
         click.echo(line, err=aside)
     return Path(name)
