@@ -7,7 +7,7 @@ from dibs import Backoff, Dibs, current
 app = Dibs()
 
 
-@app.task(name="live.work", max_attempts=2, backoff=Backoff("fixed", base_s=0.05))
+@app.task(name="live.work", max_attempts=2, backoff=Backoff(kind="fixed", base_s=0.05))
 def work(number: int) -> int:
     """Takes no time; some tasks fail at first, some for good."""
     if number % 5 == 0 and (current().attempt == 1 or number % 10 == 0):

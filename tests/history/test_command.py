@@ -61,7 +61,7 @@ def test_run_says_what_it_did(
 def test_query_answers_in_a_table_and_as_json(
     spark: SparkSession, made: tuple[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Every table is there by its name; rows have the types of JSON; what is wrong with a statement is told in short."""
+    """Every table is there by its name; rows have the types of JSON; what is wrong with a statement is told."""
     _, lake = made
     count = f"SELECT {', '.join(f'(SELECT count(*) FROM {name}) AS {name}' for name in TABLES)}"
     assert run(["history", "query", count, "--lake", str(lake), "--json"]) == 0
@@ -162,8 +162,8 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def test_a_lake_follows_live_workers_and_survives_its_own_death(spark: SparkSession, tmp_path: Path) -> None:
-    """Killed with -9, Java and all, in the midst of a commit's work while a worker is busy, and started again: it catches
-    up, ends when it is told to, and has what a lake has that was made in one run afterwards."""
+    """Killed with -9, Java and all, in the midst of its work while a worker is busy, and started again: it catches up,
+    ends when it is told to, and has what a lake has that was made in one run afterwards."""
     url, lake = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
     enqueue(url, range(TASKS))
     worker = start("worker", "tests.history.live:app", url=url)
