@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-BATCH_EVENTS = 1_500_000
+BATCH_EVENTS = 4_000_000
 """So many events are taken in by one commit at most."""
 LOOK_S = 1
 
