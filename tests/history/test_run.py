@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dibs.errors import JournalReset, JournalTrimmed, LakeError
-from dibs.history import intake, lake
+from dibs.history import formats, lake
 from dibs.history import run as runs
 from dibs.history.erlang import Target
 from dibs.history.lake import NO_DATE, Lake
@@ -59,7 +59,7 @@ def test_runs_between_the_work_make_the_same_tables(
 ) -> None:
     """However often a lake is run while the queue works, in whatever batches, small files joined or not, its tables are
     those of one run at the end; so are those that are rebuilt from its events."""
-    monkeypatch.setattr(intake, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(formats, "SMALL_FILES_MAX", 2)
     url, path = f"lmdb:{tmp_path / 'store'}", tmp_path / "lake"
     work = Work(url, seed=2)
     for steps in (60, 1, 40):
@@ -136,7 +136,7 @@ def _later(killed: Callable[..., None], at: str) -> Callable[..., None]:
     """`_finish` is also what opens a lake: that passes."""
     calls = iter(range(1 if at == "written down" else 4))
 
-    def call(path: Path) -> None:
+    def call(*_: object) -> None:
         if next(calls, None) is None:
             killed()
 

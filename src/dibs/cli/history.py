@@ -68,6 +68,8 @@ def history() -> None:
 @click.option("--every", "every_s", type=DURATION, default="30s", show_default=True,
               help="How often to look for news, with --follow.")  # fmt: skip
 @click.option("--go-on", is_flag=True, help="Leave out what the journal has trimmed before it was taken in.")
+@click.option("--format", type=click.Choice(["parquet", "delta"]),
+              help="How a new lake keeps its tables; delta needs delta-spark.  [parquet]")  # fmt: skip
 @click.option("--rebuild", is_flag=True, help="Make all other tables anew, first, from the events in the lake.")
 @click.option("--target-wait", "target_wait_s", type=DURATION,
               help="The wait that `capacity` advises for, of 95 in 100 deliveries.  [2s]")  # fmt: skip
@@ -138,7 +140,7 @@ def report(
     """Write a report of a lake: one page that opens without the internet.
 
     Throughput, backlog, waits and runs, errors, workers, how many would have been needed, the slowest tasks; by queue
-    and tenant. The terminal gets the short version. Needs no Java.
+    and tenant. The terminal gets the short version. Needs no Java, unless it is a Delta lake.
     """
     check_installed()
     from dibs.history.report.page import write
@@ -187,14 +189,14 @@ def query(session: Session, /, sql: str, lake_path: Path, limit: int | None, mas
     """
     check_installed()
     from dibs.history import query as queries
+    from dibs.history.formats import start_spark
     from dibs.history.lake import Lake
-    from dibs.history.run import start_spark
 
     lake = Lake.open(lake_path.absolute())
     lake.check_version()
     try:
         with status("asking Spark"):
-            found = queries.query(start_spark(master, memory), lake, sql)
+            found = queries.query(start_spark(lake.state.format, master, memory), lake, sql)
             most = limit if limit is not None else None if session.json else SHOWN_MAX
             rows = (found if most is None else found.limit(most + 1)).collect()
     except Exception as error:

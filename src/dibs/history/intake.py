@@ -18,12 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 Spark's own custom
 
 from dibs.history import gold, silver
 from dibs.history.erlang import Target
-from dibs.history.lake import NO_DATE, Change, Lake, LakeState, Position, staged_files
+from dibs.history.formats import tables
+from dibs.history.lake import NO_DATE, Change, Lake, LakeState, Position
 from dibs.history.tables import GOLD, SCHEMA_VERSION, TABLES
 
-SMALL_FILES_MAX = 8
-"""So many small files a day has before they become one."""
-SMALL_BYTES = 32 * 2**20
 TASK = ("tenant", "id")
 
 Tell = Callable[[str, int], None]
@@ -45,7 +43,12 @@ class Intake:
         self._spark = spark
         self._lake = lake
         self._tell = tell
+        self._tables = tables(spark, lake)
         self._cores = spark.sparkContext.defaultParallelism
+
+    def finish(self) -> None:
+        """Carries out what a run that was killed has left of its commit."""
+        self._tables.finish()
 
     # -------------------------------------------------------------------------------------------- events and silver
 
@@ -61,19 +64,19 @@ class Intake:
         self._tell("following the tasks", count)
         changes = [Change("events", bronze), *self._silver(news)]
         state = _known(self._lake.state, shards)
-        self._commit([*changes, *self._compacted(changes)], state)
+        self._commit(changes, state)
         return Taken(count, {row["shard"]: bytes(row["cursor"]) for row in shards})
 
     def rebuild(self) -> None:
         """Makes silver and gold anew from the events that the lake holds."""
         self._tell("following the tasks", self._lake.state.events)
-        news = self._table("events")
+        news = self._tables.read("events")
         changes = self._silver(news, self._none("tasks"))
         state = replace(self._lake.state, schema_version=SCHEMA_VERSION)
         if state.began is not None:
             state = replace(state, gold_from=state.began)
-        old = [change._replace(replaced=self._days(change.table)) for change in changes]
-        self._commit([*old, *(Change(table, None, self._days(table)) for table in GOLD)], state)
+        old = [change._replace(replaced=self._tables.days(change.table)) for change in changes]
+        self._commit([*old, *(Change(table, None, self._tables.days(table)) for table in GOLD)], state)
         self.refine()
 
     def _unknown(self, events: DataFrame) -> DataFrame:
@@ -94,7 +97,7 @@ class Intake:
         return grouped.collect()
 
     def _silver(self, events: DataFrame, tasks: DataFrame | None = None) -> list[Change]:
-        known = self._table("tasks") if tasks is None else tasks
+        known = self._tables.read("tasks") if tasks is None else tasks
         opened = known.where("date IS NULL")
         revived = self._revived(events, known)
         folded = silver.fold(events, opened.unionByName(revived))
@@ -141,7 +144,7 @@ class Intake:
         with gold.compute(attempts, tasks, replays, span, since, last, target) as tables:
             for table, rows in tables.items():
                 self._tell(f"adding up {table}", 0)
-                days = [day for day in self._days(table) if day >= f"date={first.isoformat()}"]
+                days = [day for day in self._tables.days(table) if day >= f"date={first.isoformat()}"]
                 whole = rows.unionByName(self._before(table, since)).repartition(1)
                 changes.append(Change(table, self._stage(table, whole), days))
         self._commit(changes, replace(state, gold_from=None))
@@ -152,43 +155,18 @@ class Intake:
         if column not in ("minute", "hour"):
             return self._none(table)
         earlier = F.col(column) < F.timestamp_millis(F.lit(round(since.timestamp() * 1000)))
-        return self._table(table).where((F.col("date") == F.lit(since.date())) & earlier)
-
-    # ------------------------------------------------------------------------------------------------- small files
-
-    def _compacted(self, changes: Iterable[Change]) -> list[Change]:
-        """Joins the small files of days that would have too many of them."""
-        compacted: list[Change] = []
-        for change in [change for change in changes if change.staged is not None]:
-            for day in sorted({file.parent.name for file in staged_files(change.staged)} - set(change.replaced)):
-                small = [file for file in self._lake.files(change.table, day) if file.stat().st_size < SMALL_BYTES]
-                if len(small) < SMALL_FILES_MAX:
-                    continue
-                self._tell("joining small files", 0)
-                columns = [column.name for column in TABLES[change.table].columns]
-                rows = self._spark.read.parquet(*map(str, small)).select(*columns).coalesce(1)
-                joined = self._lake.staging(f"joined-{change.table}-{day.removeprefix('date=')}")
-                rows.write.parquet(str(joined / day))
-                compacted.append(Change(change.table, joined, removed=small))
-        return compacted
+        return self._tables.read(table).where((F.col("date") == F.lit(since.date())) & earlier)
 
     # -------------------------------------------------------------------------------------------- reading and writing
 
     def _commit(self, changes: Iterable[Change], state: LakeState) -> None:
-        self._tell("committing", 0)
-        self._lake.commit(changes, state)
-
-    def _table(self, table: str) -> DataFrame:
-        return self._read(table, self._lake.path / table)
+        self._tables.commit(changes, state, lambda doing: self._tell(doing, 0))
 
     def _since(self, table: str, first: date) -> DataFrame:
-        return self._table(table).where((F.col("date") >= F.lit(first)) | F.col("date").isNull())
+        return self._tables.read(table).where((F.col("date") >= F.lit(first)) | F.col("date").isNull())
 
     def _staged(self, table: str, staged: Path) -> DataFrame:
-        return self._read(table, staged)
-
-    def _read(self, table: str, path: Path) -> DataFrame:
-        return self._spark.read.schema(TABLES[table].ddl()).parquet(str(path))
+        return self._spark.read.schema(TABLES[table].ddl()).parquet(str(staged))
 
     def _none(self, table: str) -> DataFrame:
         return self._spark.createDataFrame([], TABLES[table].ddl())
@@ -198,9 +176,6 @@ class Intake:
         columns = [column.name for column in TABLES[table].columns]
         rows.select(*columns, "date").coalesce(self._cores).write.partitionBy("date").parquet(str(path))
         return path
-
-    def _days(self, table: str) -> list[str]:
-        return sorted({file.parent.name for file in self._lake.files(table)})
 
 
 def _known(state: LakeState, shards: Iterable[Row]) -> LakeState:

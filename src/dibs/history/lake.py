@@ -18,6 +18,10 @@ happened: whoever opens the lake next carries out what is left of it. Before tha
 thrown away. So a process that is killed, at any point, leaves either the old tables or the new ones.
 
 Whoever reads files without this module may see a commit half carried out, for as long as some renames take.
+
+The tables of a Delta lake have a log of their own beside their days. A commit then lists what is written to each table
+in place of renames; each is one transaction of that table's, which it knows by the commit's number and takes only once.
+Only a run can carry that out, since it takes Spark: until then readers see the tables as they are, each of them whole.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -44,6 +48,8 @@ OWN = "_dibs"
 NO_DATE = "date=__HIVE_DEFAULT_PARTITION__"
 """The directory of rows that have no day."""
 SWAP_PATIENCE_S = 30.0
+
+Format = Literal["parquet", "delta"]
 
 
 class Gap(Struct, frozen=True, kw_only=True):
@@ -68,6 +74,8 @@ class LakeState(Struct, frozen=True, kw_only=True):
     """What a lake knows of itself."""
 
     schema_version: int = SCHEMA_VERSION
+    format: Format = "parquet"
+    """How the tables are kept."""
     reader: str
     """The name under which the journal waits for this lake."""
     target_wait_s: float = 2.0
@@ -104,12 +112,26 @@ class Change(NamedTuple):
     """Files that go, one by one."""
 
 
+class Write(Struct, frozen=True):
+    """What one transaction does to a table that has transactions."""
+
+    table: str
+    staged: str | None
+    """Relative to the lake."""
+    replaced: list[str]
+
+
 class _Commit(Struct, frozen=True):
     """A commit as it is written down: names are relative to the lake."""
 
     state: LakeState
-    removals: list[str]
-    renames: list[tuple[str, str]]
+    removals: list[str] = []
+    renames: list[tuple[str, str]] = []
+    writes: list[Write] = []
+
+
+Writer = Callable[[Write, LakeState], None]
+"""Writes to one table for the commit that leads to this state. What it has done for that commit it does not again."""
 
 
 class Lake:
@@ -123,16 +145,24 @@ class Lake:
     @classmethod
     def open(cls, path: Path) -> Lake:
         """Opens a lake for reading."""
-        if not (path / OWN / "lake.json").is_file():
+        if not is_lake(path):
             raise LakeError(f"there is no lake in {path}: `dibs history run --lake {path}` makes one")
         _finish_if_left(path)
         return cls(path)
 
     @classmethod
     @contextlib.contextmanager
-    def writing(cls, path: Path, *, target_wait_s: float | None = None, rebuild: bool = False) -> Iterator[Lake]:
+    def writing(
+        cls,
+        path: Path,
+        *,
+        format: Format | None = None,  # noqa: A002 as the flag is called
+        target_wait_s: float | None = None,
+        rebuild: bool = False,
+    ) -> Iterator[Lake]:
         """Opens a lake for one run, and makes it where there is none. Only one run writes a lake at a time. What does
-        not fit the tables that are there is refused, unless they are going to be rebuilt."""
+        not fit the tables that are there is refused, unless they are going to be rebuilt. A commit that was left, and
+        takes a writer, is `finish`'s; the state is already that to which it leads."""
         own = path / OWN
         if not own.is_dir() and path.is_dir() and any(path.iterdir()):
             raise LakeError(f"{path} holds something that is not a lake: name a new or empty directory")
@@ -144,17 +174,26 @@ class Lake:
             if not locked:
                 raise LakeError(f"another run writes {path}: let it end, or name another lake")
             _finish(path)
-            shutil.rmtree(own / "staging", ignore_errors=True)
+            left = _left(path)
+            if left is None:
+                shutil.rmtree(own / "staging", ignore_errors=True)
             if not (own / "lake.json").exists():
-                made = LakeState(reader=f"history-{uuid.uuid4().hex[:12]}")
+                made = LakeState(reader=f"history-{uuid.uuid4().hex[:12]}", format=format or "parquet")
                 _write(own / "lake.json", made if target_wait_s is None else replace(made, target_wait_s=target_wait_s))
             for table in TABLES:
                 (path / table).mkdir(exist_ok=True)
             lake = cls(path)
-            lake._fit(target_wait_s, rebuild)
+            lake.state = lake.state if left is None else left.state
+            lake._fit(format, target_wait_s, rebuild)
             yield lake
 
-    def _fit(self, target_wait_s: float | None, rebuild: bool) -> None:
+    def _fit(self, format: Format | None, target_wait_s: float | None, rebuild: bool) -> None:  # noqa: A002
+        if format is not None and not self.state.commits:
+            self.state = replace(self.state, format=format)
+        if format not in (None, self.state.format):
+            raise LakeError(
+                f"the tables of this lake are kept as {self.state.format}: leave --format out, or name another --lake"
+            )
         target_wait_s = self.state.target_wait_s if target_wait_s is None else target_wait_s
         if rebuild:
             self.state = replace(self.state, target_wait_s=target_wait_s)
@@ -204,9 +243,21 @@ class Lake:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def commit(self, changes: Iterable[Change], state: LakeState) -> None:
-        """Brings in what was staged, removes what it replaces and takes the new state, all or nothing."""
+    def commit(self, changes: Iterable[Change], state: LakeState, write: Writer | None = None) -> None:
+        """Brings in what was staged, removes what it replaces and takes the new state, all or nothing: by moving files,
+        or by `write`, table by table, where the tables are more than their files."""
         state = replace(state, commits=self.state.commits + 1)
+        commit = self._moves(changes, state) if write is None else self._writes(changes, state)
+        _write(self._own / "commit.json", commit)
+        self.finish(write)
+        self.state = state
+
+    def finish(self, write: Writer | None = None) -> None:
+        """Carries out what is left of a commit, if there is any."""
+        _finish(self.path, write)
+        shutil.rmtree(self._own / "staging", ignore_errors=True)
+
+    def _moves(self, changes: Iterable[Change], state: LakeState) -> _Commit:
         removals: list[str] = []
         renames: list[tuple[str, str]] = []
         for change in changes:
@@ -216,10 +267,21 @@ class Lake:
                 _sync(file)
                 name = f"{change.table}/{file.parent.name}/{state.commits:06}-{len(renames)}.parquet"
                 renames.append((str(file.relative_to(self.path)), name))
-        _write(self._own / "commit.json", _Commit(state, removals, renames))
-        _finish(self.path)
-        shutil.rmtree(self._own / "staging", ignore_errors=True)
-        self.state = state
+        return _Commit(state, removals, renames)
+
+    def _writes(self, changes: Iterable[Change], state: LakeState) -> _Commit:
+        writes: list[Write] = []
+        for change in changes:
+            for file in staged_files(change.staged):
+                _sync(file)
+            staged = None if change.staged is None else str(change.staged.relative_to(self.path))
+            writes.append(Write(change.table, staged, list(change.replaced)))
+        return _Commit(state, writes=writes)
+
+
+def is_lake(path: Path) -> bool:
+    """Returns whether there is a lake in a directory."""
+    return (path / OWN / "lake.json").is_file()
 
 
 def staged_files(directory: Path | None, day: str = "date=*") -> list[Path]:
@@ -250,15 +312,28 @@ def _finish_if_left(path: Path) -> None:
         with _locked(own / "lock") as locked:
             if locked:
                 _finish(path)
+                return
         time.sleep(0.05)
 
 
-def _finish(path: Path) -> None:
-    """Carries out what is left of a commit. Every step may have been done before."""
-    written = path / OWN / "commit.json"
-    if not written.exists():
+def _left(path: Path) -> _Commit | None:
+    """Returns the commit that is written down, and not carried out."""
+    try:
+        return msgspec.json.decode((path / OWN / "commit.json").read_bytes(), type=_Commit)
+    except FileNotFoundError:
+        return None
+
+
+def _finish(path: Path, write: Writer | None = None) -> None:
+    """Carries out what is left of a commit. Every step may have been done before. What takes a writer is left without
+    one."""
+    commit = _left(path)
+    if commit is None:
         return
-    commit = msgspec.json.decode(written.read_bytes(), type=_Commit)
+    for one in commit.writes:
+        if write is None:
+            return
+        write(one, commit.state)
     touched = {path / name for name in commit.removals} | {path / name for _, name in commit.renames}
     for name in commit.removals:
         (path / name).unlink(missing_ok=True)
@@ -271,7 +346,7 @@ def _finish(path: Path) -> None:
             directory.rmdir()
         _sync(directory if directory.exists() else directory.parent)
     _write(path / OWN / "lake.json", commit.state)
-    written.unlink()
+    (path / OWN / "commit.json").unlink()
 
 
 def _write(path: Path, value: Struct) -> None:

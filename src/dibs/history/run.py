@@ -18,10 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dibs.errors import JournalReset, JournalTrimmed
+from dibs.history.formats import check_installed, start_spark
 from dibs.history.intake import Intake
-from dibs.history.lake import Gap, Lake
+from dibs.history.lake import Format, Gap, Lake, is_lake
 from dibs.spark.connection import ask
-from dibs.spark.session import session
 from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import JournalBounds
 
@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 BATCH_EVENTS = 4_000_000
 """So many events are taken in by one commit at most."""
 LOOK_S = 1
-
-CONFIG = {
-    "spark.sql.shuffle.partitions": "8",
-    # Gold keeps the waits and runs of a minute as a list; a sort of all rows instead would take twice as long.
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "spark.sql.streaming.numRecentProgressUpdates": "1",
-}
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -55,6 +45,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Leave out what was trimmed from the journal before it was taken in."""
     rebuild: bool = False
     """Make silver and gold anew from the events in the lake, first."""
+    format: Format | None = None
+    """How the tables of a new lake are kept; None: as they are, or as Parquet."""
     target_wait_s: float | None = None
     master: str | None = None
     memory: str = "1g"
@@ -81,14 +73,13 @@ class Ended(Struct, frozen=True):
     gaps: list[Gap]
 
 
-def start_spark(master: str | None, memory: str) -> SparkSession:
-    """Returns a Spark session that suits a lake."""
-    return session("dibs history", master=master, config={**CONFIG, "spark.driver.memory": memory})
-
-
 def run(path: Path, options: Options, tell: Callable[[Told], None], stopped: threading.Event) -> Ended:
     """Brings a lake up to date with its store; with `follow_s`, until `stopped` is set."""
-    with Lake.writing(path, target_wait_s=options.target_wait_s, rebuild=options.rebuild) as lake:
+    if options.format is not None and not is_lake(path):
+        check_installed(options.format)
+    with Lake.writing(
+        path, format=options.format, target_wait_s=options.target_wait_s, rebuild=options.rebuild
+    ) as lake:
         journal = Journal(options.url, lake)
         gaps = journal.gaps()
         if gaps and not options.go_on:
@@ -96,8 +87,9 @@ def run(path: Path, options: Options, tell: Callable[[Told], None], stopped: thr
         journal.hold()
         progress = _Progress(lake, tell)
         progress.say("starting Spark", 0)
-        spark = start_spark(options.master, options.memory)
+        spark = start_spark(lake.state.format, options.master, options.memory)
         intake = Intake(spark, lake, progress.say)
+        intake.finish()
         before = lake.state
         if options.rebuild:
             intake.rebuild()

@@ -18,7 +18,7 @@ from dibs.history.report.advice import ORDER, Advice, Hour, advise
 from dibs.history.report.ended import Spread, Task, ended
 from dibs.history.report.minutes import End, Totals, joined
 from dibs.history.report.queues import Queues
-from dibs.history.report.source import Files, Source, read
+from dibs.history.report.source import Source, opened, read
 
 DAYS = 7
 TRIES = 3
@@ -133,12 +133,12 @@ def summary(
     if not isinstance(lake, Path):
         return _summed(lake, days, since, until)
     for _ in range(TRIES - 1):
-        files = Files(lake)
+        source = opened(lake)
         with contextlib.suppress(FileNotFoundError):
-            summed = _summed(files, days, since, until)
-            if not files.changed():
+            summed = _summed(source, days, since, until)
+            if not source.changed():
                 return summed
-    return _summed(Files(lake), days, since, until)
+    return _summed(opened(lake), days, since, until)
 
 
 def _summed(source: Source, days: int | None, since: date | None, until: date | None) -> Summary:
