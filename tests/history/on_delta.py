@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from dibs.errors import MissingDriver
 from dibs.history import formats
 from dibs.history.delta import DeltaTables
-from dibs.history.lake import Lake, LakeState, Write
+from dibs.history.lake import NO_DATE, Lake, LakeState, Write
 from dibs.history.query import query
 from dibs.history.report import summary
 from dibs.history.report.source import arrow_schema
@@ -61,17 +61,20 @@ class Pair:
         for name, table in TABLES.items():
             read = kept.read(name).toArrow().cast(arrow_schema(table)).to_pylist()
             keys = (*table.key, DATE.name)
-            read.sort(key=lambda row, keys=keys: [(row[key] is not None, row[key]) for key in keys])  # type: ignore[misc]
+            read.sort(key=lambda row, keys=keys: [(row[key] is not None, row[key]) for key in keys])
             found[name] = blake2b(msgspec.msgpack.encode(read)).hexdigest()
         return found
 
-    def files(self, table: str) -> dict[str, int]:
-        """Returns how many files each day of a Delta table has."""
-        days: dict[str, int] = {}
-        for uri in formats.tables(self._spark, Lake(self.delta)).read(table).inputFiles():
-            day = Path(uri).parent.name
-            days[day] = days.get(day, 0) + 1
-        return days
+    def files(self, table: str) -> int:
+        """Returns how many files the newest day of a Delta table has."""
+        kept = formats.tables(self._spark, Lake(self.delta))
+        newest = max(day for day in kept.days(table) if day != NO_DATE)
+        return sum(Path(uri).parent.name == newest for uri in kept.read(table).inputFiles())
+
+    def joined(self, table: str) -> int:
+        """Returns how often small files of a Delta table were joined."""
+        log = (self.delta / table / "_delta_log").glob("*.json")
+        return sum('"operation":"OPTIMIZE"' in file.read_text() for file in log)
 
     def versions(self) -> dict[str, int]:
         """Returns how many transactions each Delta table has had."""
@@ -86,10 +89,10 @@ class Pair:
 @contextmanager
 def killed_after(tables: int) -> Iterator[None]:
     """Ends a run when it has written to so many tables, as if it were killed there."""
-    write, left = DeltaTables._write, iter(range(tables - 1))
+    written, left = DeltaTables._write, iter(range(tables - 1))
 
-    def some(self: DeltaTables, one: Write, state: LakeState) -> None:
-        write(self, one, state)
+    def some(self: DeltaTables, write: Write, state: LakeState) -> None:
+        written(self, write, state)
         if next(left, None) is None:
             raise Killed
 
@@ -97,7 +100,7 @@ def killed_after(tables: int) -> Iterator[None]:
     try:
         yield
     finally:
-        DeltaTables._write = write  # type: ignore[method-assign]
+        DeltaTables._write = written  # type: ignore[method-assign]
 
 
 def kill(pair: Pair, tables: int) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def main(directory: Path) -> dict[str, Any]:
         pair.work.go_on(1)
         pair.run_delta()
     pair.run_parquet()
-    told["joined"] = {"different": pair.different(), "files": max(pair.files("events").values())}
+    told["joined"] = {"times": pair.joined("events"), "files": pair.files("events"), "different": pair.different()}
     versions = pair.versions()
     pair.run_delta()
     told["idle"] = pair.versions() == versions
