@@ -145,13 +145,24 @@ def rows(path: Path, table: str) -> list[Row]:
     known = TABLES[table]
     by_day = ds.partitioning(arrow_schema(known, [DATE.name]), flavor="hive")
     read = ds.dataset(path / table, arrow_schema(known), format="parquet", partitioning=by_day).to_table()
+    return in_order(table, read)
+
+
+def in_order(table: str, read: pa.Table) -> list[Row]:
+    """Returns rows that were read of a table, sorted."""
     found: list[Row] = pa.Table.to_pylist(read)
-    return sorted(found, key=lambda row: [(row[name] is not None, row[name]) for name in (*known.key, DATE.name)])
+    keys = (*TABLES[table].key, DATE.name)
+    return sorted(found, key=lambda row: [(row[name] is not None, row[name]) for name in keys])
 
 
 def digests(path: Path) -> dict[str, str]:
     """Returns a hash of each table's rows, whatever files they are in."""
-    return {table: blake2b(msgspec.msgpack.encode(rows(path, table))).hexdigest() for table in TABLES}
+    return {table: digest(rows(path, table)) for table in TABLES}
+
+
+def digest(rows: list[Row]) -> str:
+    """Returns a hash of rows."""
+    return blake2b(msgspec.msgpack.encode(rows)).hexdigest()
 
 
 def files(path: Path) -> Iterator[Path]:
