@@ -29,6 +29,9 @@ CONFIG = {
     "spark.sql.streaming.numRecentProgressUpdates": "1",
 }
 
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A run is over before Java's second compiler, which takes a core for itself, has paid for itself."""
+
 Say = Callable[[str], None]
 """Is told what is being done."""
 
@@ -60,7 +63,7 @@ def start_spark(kept_as: Format, master: str | None = None, memory: str = "1g") 
         from dibs.history import delta
 
         return delta.start_spark(master, config)
-    return session("dibs history", master=master, config=config)
+    return session("dibs history", master=master, config=config, java=JAVA)
 
 
 def check_installed(kept_as: Format) -> None:

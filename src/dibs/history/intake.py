@@ -7,6 +7,7 @@ place in the journal, so a batch that comes again, whole or in part, changes not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +63,9 @@ class Intake:
         if not count:
             return Taken(0, {})
         self._tell("following the tasks", count)
-        changes = [Change("events", bronze), *self._silver(news)]
+        tasks = self._tables.read("tasks")
+        revived = self._revived(news, tasks) if any(row["replays"] for row in shards) else None
+        changes = [Change("events", bronze), *self._silver(news, tasks, revived)]
         state = _known(self._lake.state, shards)
         self._commit(changes, state)
         return Taken(count, {row["shard"]: bytes(row["cursor"]) for row in shards})
@@ -71,7 +74,7 @@ class Intake:
         """Makes silver and gold anew from the events that the lake holds."""
         self._tell("following the tasks", self._lake.state.events)
         news = self._tables.read("events")
-        changes = self._silver(news, self._none("tasks"))
+        changes = self._silver(news, None, None)
         state = replace(self._lake.state, schema_version=SCHEMA_VERSION)
         if state.began is not None:
             state = replace(state, gold_from=state.began)
@@ -93,21 +96,23 @@ class Intake:
             F.max_by("at", "cursor").alias("at"),
             F.min("at").alias("earliest"),
             F.max("at").alias("latest"),
+            F.count_if(F.col("kind") == "replayed").alias("replays"),
         )
         return grouped.collect()
 
-    def _silver(self, events: DataFrame, tasks: DataFrame | None = None) -> list[Change]:
-        known = self._tables.read("tasks") if tasks is None else tasks
-        opened = known.where("date IS NULL")
-        revived = self._revived(events, known)
-        folded = silver.fold(events, opened.unionByName(revived))
-        gone = revived.select("date").distinct().collect()
-        days = [row["date"] for row in gone]
-        touched = events.select(*TASK).distinct()
-        left = [opened.join(touched, [*TASK], "left_anti")]
-        if days:
+    def _silver(self, events: DataFrame, tasks: DataFrame | None, revived: DataFrame | None) -> list[Change]:
+        """Stages what the events make of the tasks that are known, and of the ended ones that they bring back."""
+        state, left, days = [self._none("tasks")], [], []
+        if tasks is not None and NO_DATE in self._tables.days("tasks"):
+            opened = tasks.where("date IS NULL")
+            state.append(opened)
+            left.append(opened.join(events.select(*TASK).distinct(), [*TASK], "left_anti"))
+        if tasks is not None and revived is not None:
+            state.append(revived)
+            days = [row["date"] for row in revived.select("date").distinct().collect()]
             own = [*TASK, "ended_at"]
-            left.append(known.where(F.col("date").isin(days)).join(revived.select(*own), own, "left_anti"))
+            left.append(tasks.where(F.col("date").isin(days)).join(revived.select(*own), own, "left_anti"))
+        folded = silver.fold(events, _union(state))
         folded.followed.persist(StorageLevel.DISK_ONLY)
         staged = self._stage("tasks", _union([folded.tasks, *left]))
         under_way = silver.running(self._staged("tasks", staged).where("date IS NULL"))
@@ -120,8 +125,6 @@ class Intake:
         """The ended tasks that these events bring back: dead letters, of which the latest of an id is meant."""
         first = events.where("kind NOT IN ('cancelling', 'purged')").groupBy(*TASK)
         ids = first.agg(F.min_by("kind", "cursor").alias("first")).where("first = 'replayed'").select(*TASK)
-        if ids.isEmpty():
-            return self._none("tasks")
         dead = tasks.where("date IS NOT NULL AND outcome = 'failed'").join(F.broadcast(ids), [*TASK], "left_semi")
         latest = F.row_number().over(silver.by_task().orderBy(F.desc("ended_at")))
         return dead.withColumn("latest", latest).where("latest = 1").drop("latest")
@@ -140,13 +143,18 @@ class Intake:
         replays = events.where("kind = 'replayed'").select("tenant", "command", "at")
         target = Target(round(state.target_wait_s * 1000), state.target_share)
         span = gold.Span(state.began, state.horizon)
-        changes: list[Change] = []
-        with gold.compute(attempts, tasks, replays, span, since, last, target) as tables:
-            for table, rows in tables.items():
-                self._tell(f"adding up {table}", 0)
-                days = [day for day in self._tables.days(table) if day >= f"date={first.isoformat()}"]
-                whole = rows.unionByName(self._before(table, since)).repartition(1)
-                changes.append(Change(table, self._stage(table, whole), days))
+
+        def stage(table: str, rows: DataFrame) -> Change:
+            days = [day for day in self._tables.days(table) if day >= f"date={first.isoformat()}"]
+            whole = rows.unionByName(self._before(table, since)).repartition(1)
+            return Change(table, self._stage(table, whole), days)
+
+        # Much of this is Spark's planning, which has one thread for each table.
+        with (
+            gold.compute(attempts, tasks, replays, span, since, last, target) as tables,
+            ThreadPoolExecutor(self._cores, "dibs-gold") as pool,
+        ):
+            changes = list(pool.map(stage, tables, tables.values()))
         self._commit(changes, replace(state, gold_from=None))
 
     def _before(self, table: str, since: datetime) -> DataFrame:

@@ -26,11 +26,13 @@ _HOW = (
 )
 
 
-def session(app_name: str = "dibs", *, master: str | None = None, config: dict[str, str] | None = None) -> SparkSession:
+def session(
+    app_name: str = "dibs", *, master: str | None = None, config: dict[str, str] | None = None, java: str = ""
+) -> SparkSession:
     """Returns a session, the one that runs if there is one, with ``format("dibs")`` registered.
 
     Without `master` it is what Spark is configured for, else ``local[*]``. `config` is Spark's, and wins over what is
-    set here: little but errors on the terminal, no web page, times in UTC.
+    set here: little but errors on the terminal, no web page, times in UTC. `java` is given to Spark's Java process.
     """
     from pyspark.sql import SparkSession
 
@@ -45,9 +47,10 @@ def session(app_name: str = "dibs", *, master: str | None = None, config: dict[s
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = {"spark.app.name": app_name, **({} if master is None else {"spark.master": master}), **(config or {})}
     builder = SparkSession.builder
-    for name, value in {**_quiet(), **given}.items():
+    whole = {**_quiet(java), **given}
+    for name, value in whole.items():
         builder = builder.config(name, value)
-    _start_java({**_quiet(), **given})
+    _start_java(whole)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
@@ -96,10 +99,10 @@ def _pass_on(readable: int) -> None:
                 os.write(2, line)
 
 
-def _quiet() -> dict[str, str]:
+def _quiet(java: str) -> dict[str, str]:
     log = files("dibs.spark").joinpath("log4j2.properties")
     return {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log} -XX:+IgnoreUnrecognizedVMOptions",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log} -XX:+IgnoreUnrecognizedVMOptions {java}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
