@@ -172,7 +172,7 @@ def test_a_lake_follows_live_workers_and_survives_its_own_death(spark: SparkSess
     try:
         until(lambda: any((lake / "_dibs" / "staging").glob("*/date=*/*.parquet")), first)
         os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
+        first.communicate(timeout=PATIENCE_S)
         enqueue(url, range(TASKS, 2 * TASKS))
         second = start(*follow, url=url)
         try:

@@ -112,13 +112,13 @@ def _within(days: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------------------- session
 
 
-def start_spark(master: str | None, config: dict[str, str]) -> SparkSession:
+def start_spark(master: str | None, config: dict[str, str], java: str) -> SparkSession:
     """Returns a session that has Delta, as Spark is configured for it or by what the Python package names."""
     from pyspark.errors import PySparkRuntimeError
 
     packages = _packages()
     try:
-        spark = session("dibs history", master=master, config={**config, **SESSION, **packages})
+        spark = session("dibs history", master=master, config={**config, **SESSION, **packages}, java=java)
     except PySparkRuntimeError as error:
         if not packages:
             raise

@@ -62,7 +62,7 @@ def start_spark(kept_as: Format, master: str | None = None, memory: str = "1g") 
     if kept_as == "delta":
         from dibs.history import delta
 
-        return delta.start_spark(master, config)
+        return delta.start_spark(master, config, JAVA)
     return session("dibs history", master=master, config=config, java=JAVA)
 
 
