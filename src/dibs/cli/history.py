@@ -28,7 +28,7 @@ SHOWN_MAX = 1_000
 EXAMPLES = """
 dibs history run --store lmdb:/var/lib/jobs --lake /srv/lake
 dibs history report --lake /srv/lake --open
-dibs history query 'SELECT command, sum(arrivals) FROM queue_minutes GROUP BY 1' --lake /srv/lake
+dibs history query 'SELECT * FROM error_groups' --lake /srv/lake
 """
 
 lake_option = click.option(
@@ -171,8 +171,8 @@ def report(
 @history.command(
     cls=Command,
     examples="""
-    dibs history query 'SELECT * FROM error_groups ORDER BY count DESC LIMIT 10' --lake /srv/lake
-    dibs history query 'SELECT command, max(backlog) FROM queue_minutes GROUP BY 1' --lake /srv/lake --json
+    dibs history query 'SELECT * FROM error_groups' --lake /srv/lake
+    dibs history query --lake lake --json 'SELECT max(backlog) FROM queue_minutes'
     """,
 )
 @click.argument("sql")
@@ -223,6 +223,7 @@ def query(session: Session, /, sql: str, lake_path: Path, limit: int | None, mas
 @history.command(
     cls=Command,
     examples="""
+    dibs history forget --lake /srv/lake
     dibs history forget --store lmdb:/var/lib/jobs --lake /srv/lake
     """,
 )
