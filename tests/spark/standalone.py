@@ -18,7 +18,7 @@ import pyspark
 from tests.crash.lifeline import die_with_parent
 
 #: For programs that start several: a Java that does not optimise much, nor collect in parallel, is up sooner.
-JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"}
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 400.0

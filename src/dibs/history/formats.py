@@ -29,7 +29,7 @@ CONFIG = {
     "spark.sql.streaming.numRecentProgressUpdates": "1",
 }
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 """A run is over before Java's second compiler, which takes a core for itself, has paid for itself."""
 
 Say = Callable[[str], None]
