@@ -14,18 +14,18 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SPARK = ("tests/spark/", "tests/history/")
-"""These share one Java process, and so one of ours."""
+SPARK = ("tests/spark/", "tests/history/test_")
+"""The tests of each share one Java process, and so one of ours."""
 
-LONG = (SPARK, "tests/worker/", "tests/model/", "tests/remote/test_model.py", "tests/crash/", "tests/docs/")
+LONG = (*SPARK, "tests/worker/", "tests/model/", "tests/remote/test_model.py", "tests/crash/", "tests/docs/")
 """A process that began with one of these at the end would go on alone when the others are done."""
 
 
 class ByTopic(LoadScopeScheduling):  # type: ignore[misc]
-    """A process has a class or module at a time; all about Spark is one topic."""
+    """A process has a class or module at a time, or all that shares a Java process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK[0] if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+        return next((topic for topic in SPARK if nodeid.startswith(topic)), str(super()._split_scope(nodeid)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByTopic:
