@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ import psutil
 from bench import steps
 from bench.figures import Figure, figure
 from bench.steps import COMMAND, PAYLOAD, TENANT, Options, fresh_directory
+from dibs.history.tables import SILVER
 from dibs.stores import open_store
-from dibs.stores.loading import Load
-from dibs.stores.protocol import ALL_TENANTS, Store
-from dibs.task import BATCH_MAX, NewTask, Rows
+from dibs.stores.protocol import ALL_TENANTS
+from dibs.task import BATCH_MAX, NewTask
 
 MIB = 1 << 20
 LOOK_S = 0.2
@@ -80,16 +79,11 @@ def _figures(seen: dict[str, list[Any]], sizes: dict[str, int], count: int, more
 
 
 async def _work(directory: Path, count: int) -> None:
-    """Tasks by a load, all of them claimed and completed, by four workers in turn."""
+    """Tasks of 1,000 a call, all of them claimed and completed, by four workers in turn."""
     async with await open_store(f"lmdb:{directory}") as store:
-
-        async def ask(question: Callable[[Store], Any]) -> Any:
-            return await question(store)
-
-        load = Load(ask, TENANT)
         for start in range(0, count, BATCH_MAX):
-            await load.stage(Rows([PAYLOAD] * min(BATCH_MAX, count - start), [NewTask(command=COMMAND)]))
-        await load.commit()
+            tasks = [NewTask(command=COMMAND, payload=PAYLOAD) for _ in range(min(BATCH_MAX, count - start))]
+            await store.enqueue(TENANT, tasks)
         for number in range(-(-count // 500)):
             leases = await store.claim(TENANT, [COMMAND], limit=500, worker=f"worker-{number % 4}")
             await steps.complete(store, leases)
@@ -140,5 +134,5 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _sizes(lake: Path) -> dict[str, int]:
-    tables = sorted(path for path in lake.iterdir() if not path.name.startswith("_"))
-    return {path.name: sum(file.stat().st_size for file in path.rglob("*.parquet")) for path in tables}
+    kept = {table: (lake / table).rglob("*.parquet") for table in ("events", *SILVER)}
+    return {table: sum(file.stat().st_size for file in files) for table, files in kept.items()}
