@@ -96,8 +96,9 @@ def run(path: Path, options: Options, tell: Callable[[Told], None], stopped: thr
         if gaps:
             lake.commit([], replace(lake.state, gaps=[*lake.state.gaps, *gaps]))
         _stream(spark, lake, intake, journal, options, progress, stopped)
-        intake.refine()
-        progress.say("up to date", 0)
+        if not stopped.is_set():
+            intake.refine()
+            progress.say("up to date", 0)
         state = lake.state
         return Ended(progress.events, state.commits - before.commits, state.horizon, gaps)
 
@@ -187,9 +188,10 @@ def _stream(
             if options.follow_s is not None:
                 intake.refine()
                 progress.say("waiting for news", 0)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 raised again where the stream is waited for
             failed.append(error)
-            raise
+            # Spark looks through the text of an error, and its search overflows with a long one.
+            raise _Failed(type(error).__name__) from None
 
     source = spark.readStream.format("dibs").option("url", options.url).option("view", "events")
     source = source.option("tenant", ALL_TENANTS).option("maxEventsPerTrigger", options.batch_events)
@@ -199,9 +201,16 @@ def _stream(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{options.follow_s:g} seconds")
-    with _ended(writer.start(), failed) as query:
-        while not query.awaitTermination(LOOK_S) and not stopped.is_set():
-            pass
+    context = spark.sparkContext
+    # What goes wrong is raised here, and a stream that is stopped is no error: Spark need not tell either.
+    context.setLogLevel("OFF")
+    try:
+        with _ended(writer.start(), failed, stopped) as query:
+            while not query.awaitTermination(LOOK_S) and not stopped.is_set():
+                pass
+    finally:
+        if not stopped.is_set():
+            context.setLogLevel("ERROR")
 
 
 def _checkpoint(lake: Lake) -> Path:
@@ -211,18 +220,23 @@ def _checkpoint(lake: Lake) -> Path:
     return lake.checkpoint
 
 
+class _Failed(Exception):
+    """A batch was not taken in: what Spark hears of it."""
+
+
 @contextlib.contextmanager
-def _ended(query: StreamingQuery, failed: list[BaseException]) -> Iterator[StreamingQuery]:
-    """Stops the query at the end; what failed in this process is raised as it is, not as Spark tells it."""
+def _ended(query: StreamingQuery, failed: list[BaseException], stopped: threading.Event) -> Iterator[StreamingQuery]:
+    """Stops the query at the end. What failed in this process is raised as it is, not as Spark tells it; what failed
+    because it was stopped is not."""
     try:
         yield query
-        query.stop()
     except Exception:
         if failed:
             raise failed[0] from None
         raise
     finally:
-        query.stop()
+        with contextlib.suppress(*((Exception,) if stopped.is_set() else ())):
+            query.stop()
 
 
 def _missing(gaps: list[Gap]) -> str:

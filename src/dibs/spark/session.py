@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -51,7 +52,11 @@ def session(
     for name, value in whole.items():
         builder = builder.config(name, value)
     _start_java(whole)
+    interrupted = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
+    # Spark has Ctrl-C cancel its jobs and raise; whoever handles it otherwise goes on doing so.
+    if callable(interrupted) and interrupted is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
