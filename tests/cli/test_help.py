@@ -41,7 +41,9 @@ def test_every_command_teaches(words: str, capsys: pytest.CaptureFixture[str]) -
     assert f"Usage: dibs {words}" in text
     assert re.search(r"\n\n  [A-Z][^\n]*[.;]", text)
     last = words.rsplit(maxsplit=1)[-1]
-    assert len(re.findall(rf"\bdibs (--\S+ \S+ )*(dead |token |spark |history )?{last}\b", text)) >= 3, "usage and two examples"
+    assert len(re.findall(rf"\bdibs (--\S+ \S+ )*(dead |token |spark |history )?{last}\b", text)) >= 3, (
+        "usage and two examples"
+    )
     shown = set(re.findall(r"--[a-z-]+", text))
     assert {"--url", "--tenant", "--json", "--help"} - UNSHOWN.get(words, set()) <= shown
     assert max(map(len, text.splitlines())) <= 80

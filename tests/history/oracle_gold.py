@@ -128,7 +128,7 @@ class _Lake(NamedTuple):
             "running": sum(
                 one["claimed_at"] < end and (one["ended_at"] is None or one["ended_at"] >= end) for one in self.attempts
             ),
-            "oldest_ms": (end - min(ready)) // _MS if ready else None,
+            "oldest_ms": (min(end, self.known.horizon) - min(ready)) // _MS if ready else None,
         }
 
     def error_groups(self) -> Iterator[Row]:

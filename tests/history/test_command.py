@@ -79,6 +79,17 @@ def test_query_answers_in_a_table_and_as_json(
     assert "there are more" in shown.err
     assert run(["history", "query", "SELECT nothing FROM tasks", "--lake", str(lake)]) == 1
     assert "DESCRIBE tasks" in capfd.readouterr().err
+    before = digests(lake)
+    for writing in (
+        "INSERT INTO tasks SELECT * FROM tasks",
+        "FROM tasks INSERT INTO tasks SELECT *",
+        "DROP TABLE tasks",
+    ):
+        assert run(["history", "query", writing, "--lake", str(lake)]) == 2
+        assert "can only be asked" in capfd.readouterr().err
+    assert digests(lake) == before
+    assert run(["history", "query", "SELECT 'insert -- x' AS a /* drop */", "--lake", str(lake)]) == 0
+    assert run(["history", "query", "SELECT 1", "--lake", str(lake), "--memory", "10x"]) == 2
     assert run(["history", "query", "SELECT 1", "--lake", str(lake / "nowhere")]) == 3
     assert "there is no lake" in capfd.readouterr().err
 

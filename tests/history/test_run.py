@@ -182,6 +182,12 @@ def test_refused_before_spark_starts(tmp_path: Path) -> None:
         state.write_text(said.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {version}'))
         with pytest.raises(LakeError, match=advice):
             take_in(url, path)
+    (path / "tasks" / "date=2026-01-01").mkdir()
+    (path / "tasks" / "date=2026-01-01" / "000001-0.parquet").touch()
+    state.unlink()
+    with pytest.raises(LakeError, match="bring that back"):
+        take_in(url, path)
+    shutil.rmtree(path / "tasks" / "date=2026-01-01")
     state.write_text("{}")
     with pytest.raises(LakeError, match="cannot be read"):
         take_in(url, path)

@@ -177,6 +177,8 @@ async def test_cancel_stops_a_running_coroutine(live: Dibs) -> None:
         with pytest.raises(TaskCancelled, match="CANCELLED"):
             await handle.awaited(LIMIT_S)
         assert stopped.is_set()
+    task = await handle.atask()
+    assert (task.reason, task.error) == ("CANCELLED", None)
     assert worker.summary == Summary(cancelled=1)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import signal
 import sys
 import threading
@@ -19,12 +21,18 @@ from dibs.cli.context import DURATION, Command, Group, Session, pass_session
 from dibs.cli.errors import Exit
 from dibs.cli.output import Column, JsonList, count_text, echo_json, echo_table, note, plural, status
 from dibs.cli.spark import check_installed, told
+from dibs.errors import LakeError
 from dibs.stores.protocol import Store
 
 if TYPE_CHECKING:
     from dibs.history.run import Told
 
 SHOWN_MAX = 1_000
+MEMORY_MIN_MB = 512
+QUERY_ADVICE = (
+    "Check the statement: DESCRIBE tasks shows the columns of a table. If a file is damaged, `dibs history run "
+    "--rebuild` makes the tables anew; if memory was short, --memory and -n help."
+)
 EXAMPLES = """
 dibs history run --store lmdb:/var/lib/jobs --lake /srv/lake
 dibs history report --lake /srv/lake --open
@@ -39,8 +47,16 @@ store_option = click.option("--store", metavar="URL", help="The store.  [--url]"
 master_option = click.option(
     "--master", metavar="URL", help="Where Spark runs.  [Spark's configuration, else local[*]]"
 )
+
+
+def _memory(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"\d+[mg]", value) or int(value[:-1]) * (1 if value[-1] == "m" else 1024) < MEMORY_MIN_MB:
+        raise click.BadParameter(f"{value!r} is no size: write 1g or more, such as 2g or 1500m.")
+    return value
+
+
 memory_option = click.option(
-    "--memory", default="1g", show_default=True, metavar="SIZE", help="Of Spark's Java process."
+    "--memory", callback=_memory, default="1g", show_default=True, metavar="SIZE", help="Of Spark's Java process."
 )
 
 
@@ -143,6 +159,8 @@ def report(
     and tenant. The terminal gets the short version. Needs no Java, unless it is a Delta lake.
     """
     check_installed()
+    from pyarrow.lib import ArrowException
+
     from dibs.history.report.page import write
     from dibs.history.report.short import short
     from dibs.history.report.summary import summary
@@ -151,7 +169,12 @@ def report(
         raise click.UsageError("Give --days or --since, not both.")
     out = output or lake_path / "report.html"
     with status("adding up"):
-        summed = summary(lake_path, days=days, since=since and since.date(), until=until and until.date())
+        try:
+            summed = summary(lake_path, days=days, since=since and since.date(), until=until and until.date())
+        except (ArrowException, OSError) as error:
+            raise LakeError(
+                f"a file of {lake_path} cannot be read: {error}. `dibs history run --rebuild` makes the tables anew"
+            ) from error
         try:
             write(summed, out)
         except OSError as error:
@@ -194,19 +217,25 @@ def query(session: Session, /, sql: str, lake_path: Path, limit: int | None, mas
 
     lake = Lake.open(lake_path.absolute())
     lake.check_version()
+    queries.check(lake, sql)
+    # PySpark logs what it raises.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         with status("asking Spark"):
             found = queries.query(start_spark(lake.state.format, master, memory), lake, sql)
             most = limit if limit is not None else None if session.json else SHOWN_MAX
-            rows = (found if most is None else found.limit(most + 1)).collect()
+            rows = [] if most is None else found.limit(most + 1).collect()
     except Exception as error:
-        raise told(error, "Check the statement: DESCRIBE tasks shows the columns of a table.") from error
+        raise told(error, QUERY_ADVICE) from error
     names, cut = found.columns, most is not None and len(rows) > most
     rows = rows[:most] if cut else rows
     if session.json:
         listed = JsonList("rows")
-        for row in rows:
-            listed.add({name: _plain(value) for name, value in zip(names, row, strict=True)})
+        try:
+            for row in rows if most is not None else found.toLocalIterator():
+                listed.add({name: _plain(value) for name, value in zip(names, row, strict=True)})
+        except Exception as error:
+            raise told(error, QUERY_ADVICE) from error
         listed.end(more=cut)
         return Exit.OK
     numbers = {field.name for field in found.schema if field.dataType.typeName() not in TEXTS}

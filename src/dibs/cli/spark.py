@@ -168,6 +168,10 @@ def _interrupted(error: BaseException | None) -> bool:
 def told(error: Exception, advice: str) -> Exception:
     """Returns the error that an executor raised, where it is ours: Spark hands on its text, in a long one of its own.
     What is Spark's is told in short, with `advice`."""
+    if isinstance(error, (ConnectionError, EOFError)):
+        return click.ClickException(
+            f"Spark's Java process has gone: it was killed, or had too little memory.\n{advice}"
+        )
     if not type(error).__module__.startswith(("pyspark", "py4j")):
         return error
     found = [(getattr(errors, name, None), text) for name, text in _SAID.findall(str(error))]
@@ -175,8 +179,9 @@ def told(error: Exception, advice: str) -> Exception:
     if ours:
         kind, text = ours[-1]
         return kind(text)
-    # What follows the first lines is Java's.
-    account = "\n".join(str(error).splitlines()[:ACCOUNT_LINES])
+    # What follows the first lines is Java's; what begins like this, Spark's own drawing of a statement.
+    lines = [line for line in str(error).splitlines() if not line.startswith(("'", "+-", " ", ":", "\t"))]
+    account = "\n".join(lines[:ACCOUNT_LINES])
     return click.ClickException(f"Spark gave up: {account}\n{advice}")
 
 

@@ -74,7 +74,7 @@ def compute(
     hours = _hours(_pieces(deliveries, known)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield {
-            "queue_minutes": _shaped("queue_minutes", _queue_minutes(minutes)),
+            "queue_minutes": _shaped("queue_minutes", _queue_minutes(minutes, known)),
             "error_groups": _shaped("error_groups", _error_groups(attempts, known)),
             "workers": _shaped("workers", _workers(hours)),
             "capacity": _shaped("capacity", _capacity(minutes, hours, known, target)),
@@ -277,7 +277,7 @@ def _hours(pieces: DataFrame) -> DataFrame:
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-def _queue_minutes(minutes: DataFrame) -> DataFrame:
+def _queue_minutes(minutes: DataFrame, known: _Known) -> DataFrame:
     counts = ("arrivals", "completions", "failures", "retries", "expiries", "releases", "cancellations", "replays")
     return minutes.select(
         *_QUEUE,
@@ -291,7 +291,7 @@ def _queue_minutes(minutes: DataFrame) -> DataFrame:
         ),
         "backlog",
         "running",
-        fn.expr(f"(minute + 1) * {_MINUTE_MS} - oldest_ms").alias("oldest_ms"),
+        fn.expr(f"least((minute + 1) * {_MINUTE_MS}, {known.horizon_ms}) - oldest_ms").alias("oldest_ms"),
         _day(f"minute * {_MINUTE_MS}"),
     )
 

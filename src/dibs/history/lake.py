@@ -164,6 +164,11 @@ class Lake:
         not fit the tables that are there is refused, unless they are going to be rebuilt. A commit that was left, and
         takes a writer, is `finish`'s; the state is already that to which it leads."""
         own = path / OWN
+        if not is_lake(path) and any(path.glob("*/date=*/*")):
+            raise LakeError(
+                f"{path} has tables of a lake, but no {OWN}/lake.json: bring that back from a backup, or name another "
+                "directory"
+            )
         if not own.is_dir() and path.is_dir() and any(path.iterdir()):
             raise LakeError(f"{path} holds something that is not a lake: name a new or empty directory")
         try:

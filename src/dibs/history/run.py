@@ -188,7 +188,7 @@ def _stream(
             if options.follow_s is not None:
                 intake.refine()
                 progress.say("waiting for news", 0)
-        except BaseException as error:  # noqa: BLE001 raised again where the stream is waited for
+        except BaseException as error:  # noqa: BLE001 it is raised where the stream is waited for
             failed.append(error)
             # Spark looks through the text of an error, and its search overflows with a long one.
             raise _Failed(type(error).__name__) from None

@@ -137,7 +137,8 @@ _QUEUE_MINUTES = Table(
         Column("run_p99_ms", "DOUBLE", "ms", "99 of 100 ran no longer"),
         Column("backlog", "BIGINT", "tasks", "ready at the end of the minute"),
         Column("running", "BIGINT", "deliveries", "under way at the end of the minute"),
-        Column("oldest_ms", "BIGINT", "ms", "how long the oldest of the ready ones had waited by then; null: none"),
+        Column("oldest_ms", "BIGINT", "ms",
+               "how long the oldest of the ready ones had waited by then, or by the newest event; null: none"),
     ],
     ["minute", "tenant", "command"],
 )  # fmt: skip

@@ -86,7 +86,8 @@ def settlement(lease: Lease, ended: Ended, delay_s: float = 0.0) -> Settlement:
         result=ended.result,
         codec=ended.codec,
         error=ended.error,
-        reason=ended.reason,
+        # Reasons of the queue's own are an enum's members; a store takes plain text.
+        reason=None if ended.reason is None else str(ended.reason),
         delay_s=delay_s,
         result_ttl_s=ended.result_ttl_s,
     )

@@ -63,7 +63,7 @@ function headline(queues) {
             ended ? `${share(completed / ended)} of ended` : "",
             series("completions", "sum"),
         ],
-        ["failed", "Failed", brief(failed), failed ? "dead letters" : "none", series("failures", "sum"), failed > 0],
+        ["failed", "Failed", brief(failed), failed ? "became dead letters" : "none", series("failures", "sum"), failed > 0],
         [
             "retried",
             "Retried",
