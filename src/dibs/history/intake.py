@@ -51,6 +51,18 @@ class Intake:
         """Carries out what a run that was killed has left of its commit."""
         self._tables.finish()
 
+    def warm_up(self) -> None:
+        """Computes gold of a day that nothing is known of, so that Java has loaded and compiled what that takes."""
+        began = datetime(1970, 1, 1, tzinfo=UTC)
+        attempts, tasks, events = (
+            self._tables.read(table).where("date = DATE'1970-01-01'") for table in ("attempts", "tasks", "events")
+        )
+        replays = events.select("tenant", "command", "at")
+        span = gold.Span(began, began)
+        with gold.compute(attempts, tasks, replays, span, began, began.date(), Target()) as tables:
+            for table in ("queue_minutes", "workers", "capacity"):
+                tables[table].write.format("noop").mode("overwrite").save()
+
     # -------------------------------------------------------------------------------------------- events and silver
 
     def take(self, events: DataFrame) -> Taken:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from dibs.errors import JournalReset, JournalTrimmed
 from dibs.history.formats import check_installed, start_spark
@@ -26,7 +27,7 @@ from dibs.stores.protocol import ALL_TENANTS, Store
 from dibs.task import JournalBounds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 BATCH_EVENTS = 4_000_000
@@ -87,6 +88,7 @@ def run(path: Path, options: Options, tell: Callable[[Told], None], stopped: thr
         journal.hold()
         progress = _Progress(lake, tell)
         progress.say("starting Spark", 0)
+        warm = SparkSession.getActiveSession() is not None
         spark = start_spark(lake.state.format, options.master, options.memory)
         intake = Intake(spark, lake, progress.say)
         intake.finish()
@@ -95,7 +97,8 @@ def run(path: Path, options: Options, tell: Callable[[Told], None], stopped: thr
             intake.rebuild()
         if gaps:
             lake.commit([], replace(lake.state, gaps=[*lake.state.gaps, *gaps]))
-        _stream(spark, lake, intake, journal, options, progress, stopped)
+        with contextlib.nullcontext() if warm or not before.commits else _meanwhile(intake.warm_up):
+            _stream(spark, lake, intake, journal, options, progress, stopped)
         if not stopped.is_set():
             intake.refine()
             progress.say("up to date", 0)
@@ -218,6 +221,20 @@ def _checkpoint(lake: Lake) -> Path:
     if not lake.state.positions:
         shutil.rmtree(lake.checkpoint, ignore_errors=True)
     return lake.checkpoint
+
+
+@contextlib.contextmanager
+def _meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Does something that only saves time beside something else: the start of a stream leaves a core idle."""
+
+    def attempt() -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=attempt, name="dibs-warm-up", daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 class _Failed(Exception):
